@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from benchmarks.launcher import desk, load, lost, mpi, outages, parent, pump, soak, told
+from benchmarks.launcher import desk, load, lost, metrics, mpi, outages, parent, pump, soak, told
 from benchmarks.launcher.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.launcher.software import (
     INCUMBENT,
@@ -183,6 +183,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "outages": lambda folder, rounds: outages.rows(folder),
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
     "load": lambda folder, rounds: load.rows(),
+    "metrics": lambda folder, rounds: metrics.rows(folder / "metrics"),
     "soak": lambda folder, rounds: soak.rows(),
 }
 

@@ -116,6 +116,10 @@ _RAN = (
         lambda case: case.ran,
     ),
     Common(
+        _added("RUN_FACTS", "names the file that muster.runtime reads"),
+        lambda case: case.ran,
+    ),
+    Common(
         Intended(
             "env.PYTHONUNBUFFERED", ABSENT, "1",
             "lines appear when they are printed",
@@ -128,6 +132,13 @@ _RAN = (
             "a crash prints the line where it happened",
         ),
         lambda case: case.ran and "PYTHONFAULTHANDLER" not in case.scenario.environ,
+    ),
+    *(
+        Common(
+            _added(name, "what collectives do goes into the record"),
+            lambda case: case.ran,
+        )
+        for name in ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
     ),
     Common(
         Intended(

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from muster.types.deadlines import parse_deadlines
+from muster.types.run_files import RECORD
+from tests.launcher.support.events import unlike_the_table
 from tests.launcher.support.invariants import Declared, Left, check_job, check_tree
 from tests.support.mltree import write_tree
 from tests.support.ports import free_ports
@@ -276,7 +278,7 @@ class Cluster:
                 self._trees[left.name], now, left.name in killed, declared.code_writes
             )
             wrong += [f"{left.name}: {what}" for what in found]
-        return wrong + self._check_stop()
+        return wrong + self._check_record() + self._check_stop()
 
     def check_invariants(self) -> None:
         """What holds after every job, however it ended."""
@@ -303,6 +305,13 @@ class Cluster:
             time.sleep(POLL_S)
         wrong += [f"left over in /dev/shm: {name}" for name in sorted(shared)]
         return wrong
+
+    def _check_record(self) -> list[str]:
+        """Each event that was recorded is one of the table."""
+        below_output = [self.base(name) / "output" / "data" / RECORD for name in self.names]
+        run_dir = self.environ.get("MUSTER_RUN_DIR")
+        folders = [Path(run_dir)] if run_dir else below_output
+        return [what for folder in folders for what in unlike_the_table(folder)]
 
     def _check_stop(self) -> list[str]:
         """A stop from outside ends every host in `stop_total_s`."""

@@ -9,6 +9,9 @@ import pytest
 
 IMPORTED = {
     "muster.contract.hook": ("main",),
+    "muster": ("metrics", "runtime"),
+    "muster.runtime": ("facts", "RunFacts"),
+    "muster.sdk.metric_definitions": ("metric_definitions",),
     "muster_collectives.core": ("init", "CollectiveError", "CollectiveTimeout"),
     "muster_parameter_server": (
         "ParameterServer",

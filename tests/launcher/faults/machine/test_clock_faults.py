@@ -44,6 +44,7 @@ WALL = re.compile(
 READERS = {  # stamps for people and programs, and what `doctor` says of the clock itself
     "run/base/record.py",
     "run/base/console.py",
+    "run/job/figures.py",  # beside the stamps of files: after a jump, waits may be unknown
     "local/record/runfolder.py",
     "local/record/command_file.py",  # when a run began, for `muster history`
     "local/record/history.py",

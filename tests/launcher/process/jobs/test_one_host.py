@@ -240,3 +240,25 @@ def test_a_training_function_of_the_image_owns_the_job(cluster: Make) -> None:
     job.environ.update(SAGEMAKER_TRAINING_MODULE="toolkit:main", PYTHONPATH=str(hooks))
     result = job.run()["algo-1"]
     assert (result.code, result.out) == (3, "mine\n")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({}, "{base}/output/data/muster/algo-1/collectives"),
+        ({"MUSTER_RUN_DIR": "{base}-run"}, "{base}-run/algo-1/collectives"),
+        ({"MUSTER_RECORD": "off"}, "None"),
+        ({"COLLECTIVES_SUMMARY_DIR": "/elsewhere", "COLLECTIVES_FLIGHT_DIR": ""}, None),
+    ],
+)
+def test_collectives_leave_what_they_did_in_the_record_unless_the_user_says_where(
+    cluster: Make, environ: dict[str, str], expected: str | None
+) -> None:
+    names = ("COLLECTIVES_SUMMARY_DIR", "COLLECTIVES_FLIGHT_DIR")
+    job = cluster(f"import os\nfor name in {names}: print(os.environ.get(name))", hosts=1)
+    base = str(job.base("algo-1"))
+    job.environ |= {name: value.format(base=base) for name, value in environ.items()}
+    result = job.run()["algo-1"]
+    assert result.code == 0
+    own = "/elsewhere\n\n" if expected is None else f"{expected.format(base=base)}\n" * 2
+    assert result.out == own

@@ -37,7 +37,9 @@ RUN = (
     "import typing\n"
     "slow = [name for name, module in sys.modules.items() if name.startswith('muster.')\n"
     "        and getattr(module, 'NamedTuple', None) is typing.NamedTuple]\n"
-    "print(json.dumps([outcome.exit_code, sorted(loaded), slow]))\n"
+    "seen = [name for name in sys.modules if name.startswith('muster.run.observe')\n"
+    "        or name in ('muster.types.events', 'muster.run.channel.digest')]\n"
+    "print(json.dumps([outcome.exit_code, sorted(loaded), slow, seen]))\n"
 )
 
 
@@ -53,9 +55,10 @@ def test_a_trivial_job_imports_nothing_heavy(tmp_path: Path) -> None:
         timeout=30,
         check=True,
     )
-    code, loaded, slow = json.loads(done.stdout)
+    code, loaded, slow, seen = json.loads(done.stdout)
     assert code == 0, done.stderr
     assert not slow  # muster.types.values has one that starts need not wait for
+    assert not seen  # nobody observes a job that is over at once
     assert set(loaded) <= ALLOWED, sorted(set(loaded) - ALLOWED)
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 
 import pytest
 
+from muster.run.observe.waits import waits_in
 from tests.launcher.support.cluster import Cluster
 
 pytestmark = pytest.mark.torch
@@ -69,3 +71,20 @@ def test_a_stop_reaches_every_rank_and_gives_the_whole_grace(cluster: Make) -> N
     results = job.wait(15)
     assert {(r.code, r.failure) for r in results.values()} == {(143, "")}
     assert [r.out.count("saved") for r in results.values()] == [2, 2]
+
+
+def test_what_collectives_did_lies_in_the_record_of_each_host(cluster: Make) -> None:
+    script = (
+        "import torch, torch.distributed as dist, muster_collectives.torch\n"
+        "dist.init_process_group('muster')\n"
+        "dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
+    )
+    job = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH)
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    assert {result.code for result in job.run(limit_s=90).values()} == {0}
+    for rank, name in enumerate(job.names):
+        (file,) = (job.folder / "run" / name / "collectives").glob("collectives-*.json")
+        summary = json.loads(file.read_text())
+        assert summary["global_ranks"][summary["rank"]] == rank
+        assert waits_in(str(file.parent), 0.0) == {rank: summary["wait_s"]}

@@ -288,10 +288,77 @@ def test_the_record_tells_the_run(cluster: Make) -> None:
     events = events_in(run)
     for name in TWO_HOSTS["hosts"]:  # type: ignore[attr-defined]
         kinds = [event["kind"] for event in events if event["host"] == name]
-        assert {"phase", "rank_started", "rank_ended", "outcome"} <= set(kinds)
+        assert {"phase", "plan", "rank_started", "rank_ended", "outcome"} <= set(kinds)
+        assert ("clock" in kinds) == (name == "algo-2")
         assert (run / name / "logs").is_dir()
     assert (run / "algo-2" / "logs" / "rank-1.out").read_text() == "out\n"
     assert (run / "algo-2" / "logs" / "rank-1.err").read_text() == "err\n"
+    plans = [event for event in events if event["kind"] == "plan"]
+    assert [event["ranks"] for event in plans] == [{"algo-1": "0", "algo-2": "1"}] * 2
+    assert {event["digest"] for event in plans} == {summary["plan"]["digest"]}
+    clock = next(event for event in events if event["kind"] == "clock")
+    assert abs(clock["offset_s"]) <= clock["round_trip_s"] < 1  # both hosts have one clock
+
+
+@pytest.mark.promise("F32")
+def test_every_rank_that_failed_is_recorded_once_by_the_leaders_clock(cluster: Make) -> None:
+    script = (
+        "import os, time\nif os.environ['SM_CURRENT_HOST'] == 'algo-2': raise ValueError('x')\n"
+    )
+    job = cluster(script + "time.sleep(60)", environ={"MUSTER_REPORT_ACK_S": "1"})
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    job.run()
+    events = events_in(job.folder / "run")
+    (failure,) = (event for event in events if event["kind"] == "failure")
+    (ended,) = (event for event in events if event["kind"] == "rank_ended" and event["status"] == 1)
+    assert (failure["host"], failure["rank"], failure["status"]) == ("algo-2", 1, 1)
+    assert failure["summary"] == "ValueError: x"
+    assert abs(failure["at_s"] - ended["t"]) < 1
+
+
+def see_of_its_rank(rank: int, fails: bool) -> None:
+    from muster.run.channel.digest import HostDigest, RankFigures
+    from muster.run.job.supervisor import _Supervisor
+
+    run = _Supervisor.run
+
+    def seen() -> HostDigest:
+        assert not fails, "a defect"
+        return HostDigest((RankFigures(rank, 1.5, steps=7), RankFigures(99)), 3)
+
+    def run_seen(self: _Supervisor) -> object:
+        self.figures.provider = seen
+        return run(self)
+
+    _Supervisor.run = run_seen  # type: ignore[method-assign, assignment]
+
+
+def test_figures_of_all_ranks_reach_the_summary_and_a_defect_there_harms_no_job(
+    cluster: Make,
+) -> None:
+    script = (
+        "import json, os\n"
+        "folder = os.environ['COLLECTIVES_SUMMARY_DIR']\n"
+        "assert folder == os.environ['COLLECTIVES_FLIGHT_DIR']\n"
+        "if os.environ['SM_CURRENT_HOST'] == 'algo-2':\n"
+        "    os.makedirs(folder)\n"
+        "    with open(folder + '/collectives-world-1-x.json', 'w') as file:\n"
+        "        json.dump({'global_ranks': [0, 1], 'rank': 1, 'wait_s': 0.5}, file)\n"
+    )
+    job = cluster(script, hosts=3)
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    for rank, name in enumerate(job.names):
+        job.start(name, command=train_after(see_of_its_rank, rank, rank == 2))
+    assert {result.code for result in job.wait(20).values()} == {0}
+    summary = json.loads((job.folder / "run" / "summary.json").read_text())
+    known = {"cpu_s": 1.5, "peak_memory_bytes": None, "steps": 7, "rate": None, "waits_s": None}
+    assert [rank["figures"] for rank in summary["ranks"]] == [
+        known,
+        {**known, "waits_s": 0.5},
+        None,
+    ]
+    assert summary["figures_left_out"] == {"algo-1": 3, "algo-2": 3}
+    assert "no figures of ranks: AssertionError" in job.text("algo-3", "err")
 
 
 def test_without_a_secret_the_listed_addresses_decide_who_may_join(cluster: Make) -> None:

@@ -16,18 +16,14 @@ from tests.support.waiting import within
 DIGITS = Path(__file__).resolve().parents[4] / "examples" / "digits"
 # two ranks that run until told otherwise, note when they stood still, and report steps
 SCRIPT = """\
-import json, os, pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, sys, time
 host = os.environ["SM_CURRENT_HOST"]
-rank = os.environ["SM_HOSTS"].count(",") and int(host[-1]) - 1
 model = pathlib.Path(os.environ["SM_MODEL_DIR"])
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(0))
 (model / f"{host}.txt").write_text(host)
-metrics = model.parents[2] / "metrics"
-metrics.mkdir(exist_ok=True)
-steps = int(os.environ.get("SM_HP_STEPS", "0"))
-with (metrics / f"rank-{rank}.jsonl").open("a") as file:
-    for step in range(1, steps + 1):
-        print(json.dumps({"step": step}), file=file, flush=True)
+for step in range(1, int(os.environ.get("SM_HP_STEPS", "0")) + 1):
+    import muster
+    muster.metrics(step=step)
 stood = 0.0
 until = last = time.monotonic()
 until += float(os.environ.get("SM_HP_SECONDS", "60"))

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from muster.local.request import Request
-from tests.launcher.support.events import events_in
+from tests.launcher.support.events import events_in, unlike_the_table
 from tests.launcher.support.fixtures import checked
 from tests.launcher.support.invariants import Declared, Left, check_job
 from tests.support.traces import OURS, Trace, describe
@@ -211,6 +211,7 @@ class LocalRun:
         declared = self.declared if declared is None else declared
         lefts = self.lefts()
         wrong = check_job(lefts, declared) + self._left_behind(lefts)
+        wrong += unlike_the_table(self.folder)
         return wrong + self._codes(lefts, declared) + self._counts() + self._shown(declared)
 
     def check_invariants(self) -> None:

@@ -245,8 +245,13 @@ def test_many_ranks_are_told_in_few_words() -> None:
 
 
 def test_the_first_failure_and_the_outcome_become_the_headline() -> None:
-    progress = make_progress(event("failure", headline="ValueError: x"), event("failure"))
-    assert progress.headline() == "failing: ValueError: x"
+    progress = make_progress(
+        event("failure", rank=2, summary="connection closed", at_s=1.0, peer_lost=True),
+        event("failure", "algo-2", rank=3, summary="ValueError: x", at_s=2.0, peer_lost=False),
+        event("failure", rank=0, summary="", at_s=2.5, peer_lost=False),
+        event("failure", rank=1, at_s="odd", peer_lost=True),
+    )
+    assert progress.headline() == "failing: rank 3: ValueError: x"
     progress.take({"kind": "outcome", "host": "algo-1", "result": "Failed", "exit_code": 3})
     assert progress.headline() == "ending: failed"
 

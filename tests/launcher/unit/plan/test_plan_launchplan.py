@@ -62,3 +62,13 @@ def test_a_plan_whose_numbers_do_not_fit_is_refused(changes: dict[str, Any], sai
 def test_the_ranks_of_a_host_come_by_local_rank() -> None:
     assert make_plan().ranks_of(0) == (RankSlot(0, 0, 0), RankSlot(1, 0, 1))
     assert make_plan().ranks_of(2) == ()
+
+
+def test_the_ranks_of_each_host_take_few_words() -> None:
+    slots = [(0, 0), (1, 0), (2, 0), (3, 1), (4, 2), (5, 1)]
+    made = make_plan(world_size=5, ranks=tuple(RankSlot(rank, host, 0) for rank, host in slots))
+    assert made.in_words(["algo-1", "algo-2", "algo-3"]) == {
+        "option": "none",
+        "world_size": 5,
+        "ranks": {"algo-1": "0-2", "algo-2": "3,5", "algo-3": "4"},
+    }

@@ -22,7 +22,11 @@ def test_one_host_runs_the_script_once_under_a_shim_of_the_supervisor() -> None:
     assert made.script.argv == ("/usr/bin/python3", "train.py", "--lr", "0.1")
     assert made.script.cwd == "/opt/ml/code"
     assert made.ranks == (RankSlot(0, 0, 0),)
-    assert (made.world_size, made.ports, made.made_at_start) == (1, {}, ("MUSTER_RUN_ID",))
+    assert (made.world_size, made.ports, made.made_at_start) == (
+        1,
+        {},
+        ("MUSTER_RUN_ID", "RUN_FACTS"),
+    )
 
 
 def test_one_host_gets_no_rank_or_network_variable() -> None:

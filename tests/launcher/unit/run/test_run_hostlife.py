@@ -8,6 +8,7 @@ from typing import get_args, get_type_hints
 import pytest
 
 from muster.run.channel import messages as m
+from muster.run.channel.digest import HostDigest
 from muster.run.job import events as e
 from muster.run.job.hostlife import HostLife, State, phase_lines
 from muster.types.deadlines import LOCAL_MODE_STOP, Deadlines
@@ -30,7 +31,7 @@ def outcome_of(actions: list[e.Action]) -> object:
 NO_FIELDS = [
     kind
     for kind in (*get_args(e.Event), *get_args(e.Action), *get_args(m.Message))
-    if not get_type_hints(kind) and kind is not e.Do
+    if not get_type_hints(kind, localns={"HostDigest": HostDigest}) and kind is not e.Do
 ]
 
 

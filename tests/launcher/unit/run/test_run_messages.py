@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from muster.run.channel import messages as m
 from muster.run.channel import wire
+from muster.run.channel.digest import HostDigest, RankFigures
 from muster.run.channel.session import Session
 from muster.types.machine import HostFacts
 from muster.types.outcome import Failed, RankFailure, Stopped, Succeeded
@@ -23,6 +24,7 @@ FACTS = HostFacts(1, "10.0.0.2", "eth0", 8, 4, 0, True, False, "c0de", "1.2", "3
 FAILURE = RankFailure("algo-2", 5, -6, 12.5, "ValueError: x", "tail\n", True, False, "/log", "note")
 HOST_ERROR = m.HostError("ConfigError", 100, "what", "fix", "detail")
 END = m.RankEnd(rank=5, status=0, duration_s=1.25, stopped=False, forced=False)
+SEEN = RankFigures(6)
 EXAMPLES: list[m.Message] = [
     m.StagedHost(FACTS),
     m.Ready("d1gest", True),
@@ -31,6 +33,9 @@ EXAMPLES: list[m.Message] = [
     m.Report((), HOST_ERROR),
     m.Stopping("SIGTERM"),
     m.HostEnded((END, END), (FAILURE,), {"stage": 0.5, "watch": 2}),
+    m.HostEnded(
+        (END,), (FAILURE,), {}, HostDigest((RankFigures(5, 1.5, 1 << 30, 9, 0.5, 2), SEEN), 3)
+    ),
     m.FactsPart(0, 2, (FACTS, FACTS)),
     m.Go(),
     m.StartDaemon(("orted", "-mca", "ess", "env")),
@@ -124,8 +129,19 @@ def check_types(value: Any) -> None:
         ["FactsPart", 2, 2, []],
         ["FactsPart", -1, 2, []],
         ["FactsPart", 0, 0, []],
-        ["HostEnded", [], [], []],
-        ["HostEnded", [], [], {"stage": "long"}],
+        ["HostEnded", [], [], {}],
+        ["HostEnded", [], [], [], None],
+        ["HostEnded", [], [], {"stage": "long"}, None],
+        ["HostEnded", [], [], {}, [[]]],
+        ["HostEnded", [], [], {}, [[], -1]],
+        ["HostEnded", [], [], {}, [{}, 0]],
+        ["HostEnded", [], [], {}, [[[0]], True]],
+        ["HostEnded", [], [], {}, [[[None]], 0]],
+        ["HostEnded", [], [], {}, [[[0, 1e999]], 0]],
+        ["HostEnded", [], [], {}, [[[0, None, 1.5]], 0]],
+        ["HostEnded", [], [], {}, [[[0, None, None, True]], 0]],
+        ["HostEnded", [], [], {}, [[[0, "1"]], 0]],
+        ["HostEnded", [], [], {}, [[[0], [0]], 0]],
         ["_PLAIN"],
         ["__class__"],
         [],
@@ -139,10 +155,10 @@ def check_types(value: Any) -> None:
         ["Registered", 1e999],
         ["Registered", 10**400],
         ["Registered", 1 << 63],
-        ["HostEnded", [], [], {"stage": 1e999}],
-        ["HostEnded", [], [], {"stage": 10**400}],
-        ["HostEnded", [], [], {"LD_PRELOAD": "/x.so"}],
-        ["HostEnded", [[0, 0, 1e999, False, False]], [], {}],
+        ["HostEnded", [], [], {"stage": 1e999}, None],
+        ["HostEnded", [], [], {"stage": 10**400}, None],
+        ["HostEnded", [], [], {"LD_PRELOAD": "/x.so"}, None],
+        ["HostEnded", [[0, 0, 1e999, False, False]], [], {}, None],
     ],
     ids=repr,
 )
@@ -226,6 +242,7 @@ TEXTS = {  # every text that travels between hosts, and what it is; none is a va
 }
 # the words of a launcher: `run.daemon` takes a few values of them and never a command
 OPEN_WORDS = {("StartDaemon", "asked")}
+LATE = {"HostDigest": HostDigest}  # values of modules that are imported when they are needed
 OPEN_MAPS = {("HostEnded", "phases")}  # state -> seconds: numbers only
 
 
@@ -242,7 +259,7 @@ def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
             continue
         seen.add(kind)
         texts: set[str] = set()
-        for name, annotation in get_type_hints(kind).items():
+        for name, annotation in get_type_hints(kind, localns=LATE).items():
             if (kind.__name__, name) in OPEN_WORDS:
                 assert annotation == tuple[str, ...]
             elif annotation is str:
@@ -251,7 +268,8 @@ def test_no_message_has_a_place_for_a_variable_or_a_command() -> None:
                 assert (kind.__name__, name) in OPEN_MAPS
                 assert get_args(annotation) == (str, float)
             elif annotation not in (int, float, bool):
-                found = [item for item in flat(annotation) if item not in (type(None), Ellipsis)]
+                plain = (type(None), Ellipsis, int, float)
+                found = [item for item in flat(annotation) if item not in plain]
                 assert all(hasattr(item, "_fields") for item in found), (kind, name)
                 queue += found
         assert texts == TEXTS.get(kind.__name__, set()), kind

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from muster.run.base import record
 from muster.run.base.record import RankLog, Recorder
+from tests.support.waiting import wait_until
 
 blocks = st.lists(st.binary(max_size=40), max_size=25)
 
@@ -98,7 +99,7 @@ def test_secrets_are_masked_in_events_and_in_kept_tails(tmp_path: Path) -> None:
     keep = one.stream_log("rank-0.out")
     assert keep is not None
     keep(b"the password is hunter2\n" * 3)
-    one.event("failure", headline="hunter2")
+    one.event("missing", text="hunter2")
     one.close(5, only_tails=True)
     for path in (tmp_path / "algo-1" / "events.jsonl", tmp_path / "algo-1" / "logs" / "rank-0.out"):
         assert "hunter2" not in path.read_text()
@@ -181,9 +182,14 @@ def test_a_slow_disk_drops_and_counts_and_takes_up_again(tmp_path: Path) -> None
         keep(block)
     taken = record.BACKLOG_BYTES // len(block) - 1
     assert one.dropped_bytes == (100 - taken) * len(block)
+    keep(block[:-1])
+    one.event("outcome", result="Failed")  # has room all the same
     go_on(blocks)
     one.close(10)
-    assert (tmp_path / "algo-1" / "logs" / "rank-0.out").stat().st_size == taken * len(block)
+    assert [event["kind"] for event in recorded(tmp_path)] == ["outcome"]
+    assert (tmp_path / "algo-1" / "logs" / "rank-0.out").stat().st_size == (taken + 1) * len(
+        block
+    ) - 1
 
 
 def test_a_disk_that_blocks_does_not_block_the_end(tmp_path: Path) -> None:
@@ -217,3 +223,70 @@ def test_many_threads_keep_the_count_right(tmp_path: Path) -> None:
     one.close(10)
     sizes = [(tmp_path / "algo-1" / "logs" / f"rank-{i}.out").stat().st_size for i in range(4)]
     assert sum(sizes) + one.dropped_bytes == 4 * 2000 * 10
+
+
+def recorded(tmp_path: Path) -> list[dict[str, object]]:
+    lines = (tmp_path / "algo-1" / "events.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record, "EVENTS_BYTES", 64_000)
+    monkeypatch.setattr(record, "SAMPLES_BYTES", 32_000)
+    monkeypatch.setattr(record, "ENDS_BYTES", 8_000)
+
+
+@pytest.mark.promise("F75")
+def test_samples_are_thinned_for_all_ranks_alike_and_the_end_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small(monkeypatch)
+    one = recorder(tmp_path)
+    for number in range(3000):
+        for rank in range(4):
+            one.event("sample", rank, number=number)
+    for number in range(2000):
+        one.event("missing", text=str(number))
+    one.event("failure", 1, summary="ValueError: x")
+    one.event("outcome", result="Failed")
+    one.close(10)
+    found = recorded(tmp_path)
+    assert (tmp_path / "algo-1" / "events.jsonl").stat().st_size <= 64_000
+    samples = [event for event in found if event["kind"] == "sample"]
+    kept = [[e["number"] for e in samples if e["rank"] == rank] for rank in range(4)]
+    assert kept[0][:5] == list(range(5))  # all, while there is room
+    assert int(str(kept[0][-1])) > 1000  # fewer and fewer later
+    assert max(map(len, kept)) - min(map(len, kept)) <= 2
+    assert [event["kind"] for event in found[-3:]] == ["failure", "outcome", "left_out"]
+    missing = sum(event["kind"] == "missing" for event in found)
+    assert missing > 100
+    assert found[-1]["samples"] == 12_000 - len(samples)
+    assert found[-1]["events"] == 2000 - missing
+    assert one.left_out["events"] == found[-1]["events"]
+
+
+def test_what_an_earlier_start_left_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small(monkeypatch)
+    path = tmp_path / "algo-1" / "events.jsonl"
+    path.parent.mkdir()
+    path.write_text("x" * 60_000)
+    one = recorder(tmp_path)
+    one.event("phase", name="join")
+    wait_until(lambda: path.stat().st_size > 60_000, 10)
+    one.event("missing", text="x")
+    one.event("outcome", result="Failed")
+    one.close(10)
+    kinds = [json.loads(line)["kind"] for line in path.read_text()[60_000:].splitlines()]
+    assert kinds == ["phase", "outcome", "left_out"]
+
+
+def test_a_million_events_cost_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Most of them are left out before anything is made of them."""
+    small(monkeypatch)
+    one = recorder(tmp_path)
+    began = time.process_time()
+    for _ in range(1_000_000):
+        one.event("sample", 0, cpu_s=1.0)
+    assert time.process_time() - began < 10
+    one.close(10)
+    assert not one.dropped_bytes

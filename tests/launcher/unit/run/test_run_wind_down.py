@@ -9,9 +9,9 @@ import time
 
 import pytest
 
+from muster.run.base.procfs import is_busy, moved_bytes, processor_s
 from muster.run.base.sockets import connected_elsewhere
 from muster.run.channel import messages as m
-from muster.run.child.wind_down import is_busy, moved_bytes, processor_s
 from muster.run.job import events as e
 from muster.run.job.hostlife import State
 from muster.run.job.verdict import decide

@@ -30,6 +30,7 @@ commands:
   logs     print what the ranks of a run wrote, also while they write
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
+  sdk      print what a SageMaker client passes: metric-definitions
 
 options:
   -h, --help   this page; `muster COMMAND --help` for one command
@@ -54,6 +55,7 @@ COMMANDS = {  # its module
     "logs": "muster.local.record.logs_command",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
+    "sdk": "muster.commands.sdk",
 }
 OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
 

@@ -20,7 +20,7 @@ TRIES = 20
 _LEFTOVERS = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
     | {"MASTER_ADDR", "MASTER_PORT", "TF_CONFIG"}
-    | {"TRAINING_JOB_NAME", "TRAINING_JOB_ARN", "CURRENT_HOST"}
+    | {"TRAINING_JOB_NAME", "TRAINING_JOB_ARN", "CURRENT_HOST", "RUN_FACTS"}
 )
 _LEFTOVER_PREFIXES = ("SM_", "SAGEMAKER_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "DMLC_")
 # The caller may set deadlines and limits; who and where the run is, we say.

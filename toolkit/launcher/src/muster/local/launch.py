@@ -31,6 +31,7 @@ from muster.local.signals import Signals
 from muster.run.base.shortage import not_started, shortage
 from muster.types.errors import InstallError, MusterError, StoppedError
 from muster.types.names import counted
+from muster.types.run_files import SUMMARY
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -209,7 +210,7 @@ def _close(
     """Completes the record and tells where everything lies; a failure's own block comes last."""
     request, folder = backend.request, backend.folder
     names = request.host_names
-    path = os.path.join(folder.path, layout.SUMMARY)
+    path = os.path.join(folder.path, SUMMARY)
     end = summary.settled(path, end)
     end = _gather_models(end, folder.path, summary.leader_first(path, names))
     picture = picture_of(folder, names[0]) if request.model_plan else ""
@@ -318,7 +319,7 @@ def _close_unstarted(backend: Backend, error: MusterError, screen: Screen) -> in
     result = "Stopped" if isinstance(error, StoppedError) else "Failed"
     job, folder = backend.folder.job, backend.folder.path
     document = summary.incomplete(job, result, error.exit_code, error.headline)
-    path = os.path.join(folder, layout.SUMMARY)
+    path = os.path.join(folder, SUMMARY)
     try:
         summary.write(path, document)
     except OSError as unwritten:

@@ -15,9 +15,9 @@ from muster.local.orders import HostOrder, Orders
 from muster.local.record import layout, runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
-from muster.run.base.record import LOGS
 from muster.types.distribution import Distribution
 from muster.types.errors import ConfigError
+from muster.types.run_files import LOGS
 
 if TYPE_CHECKING:
     from muster.local.faults.spec import Fault

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 
-from muster.types.environment import AT_START, LAUNCHER, MUSTER, Environment
+from muster.types.environment import AT_START, LAUNCHER, MUSTER, RUN_FACTS, Environment
 from muster.types.values import Bare, NamedTuple
 
 
@@ -208,6 +208,14 @@ class LaunchPlan(NamedTuple):
         """The ranks of one host, by local rank."""
         return tuple(slot for slot in self.ranks if slot.host == host)
 
+    def in_words(self, names: Sequence[str]) -> dict[str, object]:
+        """Its main facts for the record; of each host, by name, its ranks as `0-7` or `0,3`."""
+        ranks: dict[int, list[int]] = {}
+        for slot in self.ranks:
+            ranks.setdefault(slot.host, []).append(slot.rank)
+        of_hosts = {names[host]: _in_words(found) for host, found in ranks.items()}
+        return {"option": self.option, "world_size": self.world_size, "ranks": of_hosts}
+
     @property
     def launched(self) -> LaunchedRanks | None:
         """What the ranks of this host have of their launcher; None where they have none."""
@@ -236,10 +244,10 @@ class LaunchPlan(NamedTuple):
     @property
     def made_at_start(self) -> tuple[str, ...]:
         """Names, and prefixes ending in `*`, of variables of ranks that no plan knows: what their
-        launcher makes, private folders, a secret, and the mark of the run."""
+        launcher makes, private folders, a secret, the mark of the run, the file of its facts."""
         launched = self.launched or LaunchedRanks()
         secret = (self.secret_variable,) if self.secret_variable else ()
-        names = (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID)
+        names = (*launched.makes, *launched.scratch.ranks, *secret, RUN_ID, RUN_FACTS)
         return tuple(name for name in names if name not in self.script.env)
 
     @property
@@ -257,3 +265,11 @@ class LaunchPlan(NamedTuple):
             self.agreed,
         ]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
+
+
+def _in_words(ranks: Sequence[int]) -> str:
+    first, last, count = ranks[0], ranks[-1], len(ranks)
+    if count == 1:
+        return str(first)
+    follow = last - first == count - 1
+    return f"{first}-{last}" if follow else ",".join(map(str, ranks))

@@ -48,7 +48,8 @@ def part_of(
     memory = Memory(cgroups.oom_kills, cgroups.memory_limit_bytes)
     around = Surroundings(job.settings.isolation, job.settings.source, shm_bytes=shm_bytes())
     where = job.cluster, job.settings, job.deadlines
-    return Part(_context(where, job.id, _agreed(job), network, memory, around), work)
+    made = _context(where, job.id, _agreed(job), network, memory, around)
+    return Part(made._replace(throttled_s=cgroups.throttled_s), work)
 
 
 def _refusal(environ: Mapping[str, str], error: ConfigError, output: Output) -> Part | None:

@@ -7,14 +7,26 @@ import os
 import pwd
 from collections.abc import Mapping
 
-from muster.types.environment import AT_START, CONTRACT, MACHINE, REQUIREMENTS, USER, Environment
+from muster.types.environment import (
+    AT_START,
+    CONTRACT,
+    MACHINE,
+    MUSTER,
+    REQUIREMENTS,
+    RUN_FACTS,
+    USER,
+    Environment,
+)
 from muster.types.errors import LaunchError
 from muster.types.job import Job, Program
 from muster.types.machine import Machine
+from muster.types.run_files import COLLECTIVES, host_folder
 
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
+_COLLECTIVES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
+_MADE_AT_START = (RUN_FACTS,)  # what another job had there is not this one's
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -38,8 +50,12 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of muster."""
-    return {name: value for name, value in environ.items() if not name.startswith(_OURS_ALONE)}
+    """The environment without the variables of muster, and what it makes for ranks."""
+    return {
+        name: value
+        for name, value in environ.items()
+        if not name.startswith(_OURS_ALONE) and name not in _MADE_AT_START
+    }
 
 
 def with_requirements(environ: Environment, target: str) -> Environment:
@@ -63,6 +79,8 @@ def with_contract(
     from muster.contract.spill import spill
 
     whole = environ.plus(exports(job, machine, program), CONTRACT)
+    recorded = {name: path for name, path in _of_collectives(job).items() if name not in whole}
+    whole = whole.plus(recorded, f"{MUSTER}: into the record")
     paths = os.pathsep.join(filter(None, (program.code_dir, whole.get("PYTHONPATH", ""))))
     whole = whole.plus({"PYTHONPATH": paths}, f"{CONTRACT}: the code folder first")
     where = os.path.join(folder, "spilled") if folder else ""
@@ -75,6 +93,13 @@ def with_contract(
         ) from error
     moved = {name: path for name, path in fitting.items() if whole.get(name) != path}
     return whole.less(whole.keys() - fitting.keys()).plus(moved, AT_START), warnings
+
+
+def _of_collectives(job: Job) -> dict[str, str]:
+    """Where muster_collectives leaves what its groups did, and their last calls at a failure. It
+    makes the folder, and does without where it cannot."""
+    folder = host_folder(job)
+    return dict.fromkeys(_COLLECTIVES, os.path.join(folder, COLLECTIVES)) if folder else {}
 
 
 def _home(environ: Mapping[str, str], folder: str) -> dict[str, str]:

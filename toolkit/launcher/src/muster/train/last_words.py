@@ -31,8 +31,8 @@ def say_last(output: Output, ending: Ending, masker: Masker, leads: bool, writte
         said = outcome.headline or f"stopped by {getattr(outcome, 'by', '')}"
         log("report", said, level=level, exit_code=outcome.exit_code)
         return
-    for host, phases in ending.phases.items():
-        took = phase_lines(phases)
+    for host, ended in ending.ended.items():
+        took = phase_lines(ended.phases)
         if took:
             log("report", f"time on {host}: {took}")
     if not written and not good and failure_text(outcome, masker):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -14,6 +13,7 @@ from muster.types.distribution import Mpi
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Paths
 from muster.types.masking import Masker
+from muster.types.run_files import host_folder
 from muster.types.shown import Shown, mark_of
 
 if TYPE_CHECKING:
@@ -35,9 +35,7 @@ def open_output(environ: Mapping[str, str], job: Job | ConfigError) -> Output:
         console = Console(name, 20, pump, recorder, masker.mask, mark=mark)
         return Output(pump, console, recorder, masker)
     name = job.cluster.me.name
-    folder = record_folder(job)
-    own = os.path.join(folder, name) if folder else ""
-    recorder = Recorder(name, own, job.settings.log_limit_bytes, masker.mask)
+    recorder = Recorder(name, host_folder(job), job.settings.log_limit_bytes, masker.mask)
     level = max(job.log_level, LEVELS["WARNING"]) if shown.quiet else job.log_level
     console = Console(name, level, pump, recorder, masker.mask, shown.quiet, mark)
     return Output(pump, console, recorder, masker)
@@ -75,13 +73,9 @@ def say_what_is_missing(output: Output) -> None:
             f"{recorder.problem or 'the disk was too slow'}",
             level="WARNING",
         )
-
-
-def record_folder(job: Job) -> str:
-    """The run folder, else a place below the output that the platform uploads; "" for none."""
-    if job.settings.run_dir:
-        return job.settings.run_dir
-    return "" if job.settings.record == "off" else os.path.join(job.paths.output_data, "muster")
+    if recorder.left_out["events"]:
+        text = f"{recorder.left_out['events']} events were left out of the record, which is full"
+        output.console("record", text, level="WARNING")
 
 
 def base_paths(environ: Mapping[str, str]) -> Paths:

@@ -42,6 +42,9 @@ class RefusalWork:
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
         raise InternalError("a refused request is not planned")
 
+    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
+        raise InternalError("a refused request is not planned")
+
     def check(self, plan: LaunchPlan) -> None:
         raise InternalError("a refused request is not planned")
 
@@ -63,7 +66,7 @@ class RefusalWork:
 def end_alone(environ: Mapping[str, str], error: Exception, output: Output) -> Outcome:
     """The outcome of this host when there is no peer to agree with."""
     outcome = from_host_error(host_error_of(error))
-    write_and_say(RefusalWork(environ, None, output), Ending(outcome, None, (), {}, 0.0), FILES_S)
+    write_and_say(RefusalWork(environ, None, output), Ending(outcome, None, {}, 0.0), FILES_S)
     return outcome
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from muster.types.files import write_whole
 from muster.types.outcome import Failed, Outcome, Stopped
+from muster.types.run_files import SUMMARY
 
 if TYPE_CHECKING:
     from muster.run.job.context import Ending
@@ -20,7 +21,13 @@ SCHEMA = 1
 
 def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
     """The summary as a JSON object. Keys are only ever added; `schema` counts the others."""
-    plan = ending.plan
+    plan, ended = ending.plan, ending.ended
+    figures = {
+        (host, one.rank): dict(zip(one._fields[1:], one[1:], strict=True))
+        for host, said in ended.items()
+        if said.digest is not None
+        for one in said.digest.ranks
+    }
     slots = {} if plan is None else {slot.rank: slot for slot in plan.ranks}
     return {
         "schema": SCHEMA,
@@ -50,10 +57,16 @@ def summary(job: Job, ending: Ending, toolkit: str) -> dict[str, object]:
                 "seconds": end.duration_s,
                 "stopped": end.stopped,
                 "forced": end.forced,
+                "figures": figures.get((host, end.rank)),
             }
-            for host, end in ending.ranks
+            for end, host in sorted((end, host) for host, one in ended.items() for end in one.ranks)
         ],
-        "phases": {host: dict(phases) for host, phases in ending.phases.items()},
+        "figures_left_out": {
+            host: one.digest.left_out
+            for host, one in ended.items()
+            if one.digest is not None and one.digest.left_out
+        },
+        "phases": {host: dict(one.phases) for host, one in ended.items()},
         "seconds": round(ending.duration_s, 3),
         "platform": None if job.platform is None else job.platform._asdict(),
     }
@@ -78,7 +91,7 @@ def outcome_fields(outcome: Outcome) -> Mapping[str, object]:
 
 def write_summary(folder: str, content: Mapping[str, object], masker: Masker) -> str:
     """Writes it whole or not at all; returns why it could not be written, or ""."""
-    path = os.path.join(folder, "summary.json")
+    path = os.path.join(folder, SUMMARY)
     text = masker.mask(json.dumps(content, indent=2, default=str))
     try:
         os.makedirs(folder, exist_ok=True)

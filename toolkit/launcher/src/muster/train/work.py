@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from muster.contract import report
@@ -11,11 +12,13 @@ from muster.run.base.background import BackgroundCall
 from muster.run.base.shortage import PROCESSES
 from muster.stage.patience import Patience
 from muster.train.network_identity import NetworkIdentity, say_if_key_is_open, warn_of_init
-from muster.train.output import record_folder, say_what_is_missing
+from muster.train.output import say_what_is_missing
 from muster.train.staging import facts_of, prepare, stage
 from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
+from muster.types.outcome import Succeeded
+from muster.types.run_files import record_folder
 from muster.version import __version__
 
 if TYPE_CHECKING:
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
     from muster.types.steps import StepRunner
 
 TIDY_S = 1.0
+FLUSH_S = 1.0
 
 
 class JobWork:
@@ -43,6 +47,7 @@ class JobWork:
         self._staged: Staged | None = None
         self._staging = False
         self._folder = folder
+        self._began = time.time()
         self._prepared = BackgroundCall("prepare", lambda: prepare(job, self._log, folder))
         for warning in job.warnings:
             self._log("read", warning, level="WARNING")
@@ -67,6 +72,13 @@ class JobWork:
         say_plan(self._job, plan, self._log, self._masker.mask)
         return plan
 
+    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """See `Work`: where the facts of the run are for `muster.runtime`."""
+        from muster.train.run_facts import write_facts
+
+        record = record_folder(self._job)
+        return write_facts(self._job, plan, self._began, self._folder, record)
+
     def check(self, plan: LaunchPlan) -> None:
         """See `Work`."""
         from muster.train.planning import check_ports
@@ -89,6 +101,8 @@ class JobWork:
             problem = write_summary(folder, summary(job, ending, __version__), self._masker)
             if problem:
                 self._log("record", f"no summary was written: {problem}", level="WARNING")
+        if job.platform is not None and job.platform.metrics and ending.plan is not None:
+            self._check_metrics(ending, ending.plan, folder)
         return written
 
     def say(self, ending: Ending, written: bool) -> None:
@@ -97,6 +111,14 @@ class JobWork:
 
         say_what_is_missing(self._output)
         say_last(self._output, ending, self._masker, self._job.cluster.is_leader, written)
+
+    def _check_metrics(self, ending: Ending, plan: LaunchPlan, record: str) -> None:
+        # of a job that failed something is more urgent; half a log shows nothing
+        if isinstance(ending.outcome, Succeeded) and self._output.recorder.flush(FLUSH_S):
+            from muster.train.metric_check import warnings_of
+
+            for warning in warnings_of(self._job, plan, record):
+                self._log("metrics", warning, level="WARNING")
 
     def _tidy(self) -> None:
         """Removes code that is there in part; a mount that hangs is left to itself, and all is left

@@ -18,6 +18,7 @@ from collections.abc import Iterable, Iterator, Mapping
 USER, MACHINE, REQUIREMENTS, CONTRACT = "user", "machine", "requirements", "contract"
 LAUNCHER, MUSTER = "launcher", "muster"
 AT_START = f"{MUSTER}: made when processes start"
+RUN_FACTS = "RUN_FACTS"  # of each rank: the file that `muster.runtime` reads
 
 
 class Environment(Mapping[str, str]):

@@ -46,6 +46,7 @@ from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines, parse_deadlines
 from muster.types.distribution import Distribution, Single
 from muster.types.job import Documents, Job, Paths, Platform, Settings
+from muster.types.plain import short
 from muster.types.values import NamedTuple
 
 WARM_POOL = "SAGEMAKER_MANAGED_WARMPOOL_CACHE_DIRECTORY"
@@ -102,6 +103,8 @@ def read_job(environ: Mapping[str, str]) -> Job:
         # secrets of hyperparameters are known here only, not where the error is reported
         raise findings.error(environ, parameters.user, parameters.framework, parameters.fixed)
     platform = _platform(paths, environ, findings)
+    if platform is not None and settings.shown.prefix:
+        _warn_of_anchors(platform, findings)
     return Job(
         id=find_job_id(environ, parameters.fixed, findings),
         paths=paths,
@@ -200,6 +203,19 @@ def _deadlines(environ: Mapping[str, str], hosts: HostList | None, findings: Fin
     deadlines, problems = parse_deadlines(environ, local_mode)
     findings.problems.extend(problems)
     return deadlines
+
+
+def _warn_of_anchors(platform: Platform, findings: Findings) -> None:
+    """Of metric definitions that cannot match, since no line begins with what ranks write."""
+    anchored = [name for name, expression in platform.metrics if expression[:1] == "^"]
+    findings.warn_of_each(
+        anchored,
+        lambda name: (
+            f"metric definition {short(name)} begins with ^, and lines with a prefix "
+            "(MUSTER_LOG_PREFIX): it matches none; leave out the ^ or the prefix"
+        ),
+        "metric definitions that begin with ^",
+    )
 
 
 def _platform(paths: Paths, environ: Mapping[str, str], findings: Findings) -> Platform | None:

@@ -18,13 +18,13 @@ from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.faults.spec import CUT, FREEZE, KILL, SLOW, STOP, Fault
 from muster.local.record.runfolder import RunFolder
 from muster.local.show.progress import Progress, Tail
+from muster.types.events import SCHEMA
+from muster.types.run_files import METRICS
 from muster.types.values import NamedTuple
 
 POLL_S = 0.02
 PERIOD_S = 0.1  # of what is slow: a part of it stands still
 CLOSE_S = 8.0
-SCHEMA = 1  # of events
-METRICS = "metrics"  # folder in the record of a host
 _DONE = {KILL: "killed", FREEZE: "froze", SLOW: "slowed"}
 
 

@@ -19,16 +19,14 @@ from muster.local.record.layout import (
     MARK,
     MODEL,
     SOURCE,
-    SUMMARY,
 )
-from muster.run.base.record import EVENTS, LOGS
+from muster.types.run_files import OF_A_HOST, RECORD, SUMMARY
 from muster.types.values import NamedTuple
 
-RECORD = "muster"  # below output/data, where `train` keeps its record on the platform
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
 _OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", COMMAND,
             os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL)  # fmt: skip
-_OWN_HOST = (EVENTS, LOGS, "opt", "site")
+_OWN_HOST = (*OF_A_HOST, "opt", "site")
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")
 _OWN_OUTPUT = ("data", "failure", "failure.earlier", "success", ".muster-reserve")
 _OWN_PREFIX = ".muster-"  # of what `train` unpacks and installs in opt/ml

@@ -14,6 +14,7 @@ from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
 from muster.types.files import read_object
 from muster.types.names import TYPED, did_you_mean
+from muster.types.run_files import SUMMARY
 from muster.types.values import NamedTuple
 
 LATEST = "latest"
@@ -96,7 +97,7 @@ def _is_run(path: str) -> bool:
 def read_run(path: str) -> Run:
     """What the folder says; a field that cannot be read is empty. The job may have written there,
     and the folder may go at any time."""
-    summary = read_object(os.path.join(path, layout.SUMMARY))
+    summary = read_object(os.path.join(path, SUMMARY))
     local, outcome = _Fields(summary.get("local")), _Fields(summary.get("outcome"))
     state = (outcome.get("result", str) or "lost").lower()
     if not is_over(path):

@@ -6,7 +6,6 @@ RUNS = "muster-runs"
 MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
 FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
-SUMMARY = "summary.json"
 COMMAND = "command.json"
 MODEL = "model"
 FRESH_MODEL = ".model.new"  # while it is gathered

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from muster.arguments import Parser, UsageError, whole_number
 from muster.local.record import history, runfolder
 from muster.local.record.history import LATEST, Run
-from muster.run.base.record import LOGS
+from muster.types.run_files import LOGS
 
 EXAMPLES = """\
 examples:

@@ -16,7 +16,7 @@ from contextlib import suppress
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
 from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE
-from muster.run.base.record import EVENTS
+from muster.types.run_files import EVENTS
 from muster.types.values import NamedTuple
 
 OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"

@@ -17,11 +17,11 @@ from muster.local.record.artifacts import Clash, made
 from muster.local.session import SessionEnd
 from muster.local.show.progress import Progress
 from muster.local.show.screen import describe
-from muster.run.base.record import LOGS
 from muster.types.errors import STOPPED_EXIT_CODE, LaunchError
 from muster.types.files import read_object, write_whole
 from muster.types.names import counted, listed
 from muster.types.plain import columns
+from muster.types.run_files import LOGS
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:

@@ -84,6 +84,7 @@ class Progress:
         self.ranks: dict[int, RankProgress] = {}
         self.planned = 0  # ranks of all hosts
         self.failure = ""
+        self._failure_order = (True, float("inf"))
         self.outcome: Mapping[str, object] | None = None
 
     def take(self, event: Mapping[str, object]) -> None:
@@ -92,13 +93,21 @@ class Progress:
         if kind == "outcome":
             self.outcome = self.outcome or event
         elif kind == "failure":
-            self.failure = self.failure or str(event.get("headline", ""))
+            self._take_failure(event)
         if not isinstance(host, str) or host not in self.phases:
             return
         if kind == "phase":
             self.phases[host] = str(event.get("name", ""))
         elif kind in ("rank_started", "rank_ended") and isinstance(rank, int):
             self._take_rank(kind == "rank_ended", rank, host, event)
+
+    def _take_failure(self, event: Mapping[str, object]) -> None:
+        """Shows the earliest of those that are not of a lost peer, if there is one."""
+        at, lost = event.get("at_s"), event.get("peer_lost") is True
+        order = (lost, float(at) if isinstance(at, (int, float)) else 0.0)
+        if order < self._failure_order:
+            self._failure_order = order
+            self.failure = f"rank {event.get('rank')}: {event.get('summary') or 'failed'}"
 
     def _take_rank(self, ended: bool, number: int, host: str, event: Mapping[str, object]) -> None:
         time = event.get("t")

@@ -72,6 +72,7 @@ class Watcher:
     def __init__(self) -> None:
         self.tail = b""
         self.spoke = False  # on its standard output
+        self.heard_s = 0.0  # when it last wrote anything, a part of a line too; 0 until then
         self._began_s: float | None = None
         self._last_s = 0.0
         self._open = False

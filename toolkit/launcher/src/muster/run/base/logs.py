@@ -206,6 +206,8 @@ class Pump:
         if not data:
             self._end(stream)
             return False
+        if stream.watcher is not None:
+            stream.watcher.heard_s = time.monotonic()
         block = stream.complete(data)
         if block:
             self._pass_on(stream, block)

@@ -6,7 +6,6 @@ counter had risen, it did not count the end.
 
 from __future__ import annotations
 
-import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -19,7 +18,6 @@ _LATE_S = 2.5  # how long after an end the counter may be looked at
 _AFTER_S = 0.5  # how long a shell lives on whose program was killed
 _RECENT_S = 60.0
 _EVENTS = 16
-_LEAVING = 0x4 | 0x400  # PF_EXITING, PF_SIGNALED
 
 
 class Memory(NamedTuple):
@@ -62,7 +60,9 @@ class KillWatch:
         before, self._count = self._count, count
         if count is None or before is None or count <= before:
             return
-        dying = frozenset(pid for pid in self._pids() if _is_dying(pid))
+        from muster.run.base.procfs import is_dying  # few jobs need it
+
+        dying = frozenset(pid for pid in self._pids() if is_dying(pid))
         self._kills.append(_Kill(time.monotonic(), dying))
 
     def killed(self, pid: int, ended_s: float) -> str:
@@ -91,21 +91,3 @@ class KillWatch:
             f"the kernel killed another process of this container for memory {ago_s:.0f} s before"
             f"{size}"
         )
-
-
-def _is_dying(pid: int) -> bool:
-    """Whether the process has ended, is about to, or has a SIGKILL on its way."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            stat = file.read()
-        with open(f"/proc/{pid}/status", "rb") as file:
-            status = file.read()
-    except OSError:
-        return True
-    state, *_, flags = stat[stat.rindex(b")") + 2 :].split()[:7]
-    pending = [line.split()[1] for line in status.splitlines() if line.startswith(_PENDING)]
-    coming = any(int(mask, 16) >> (signal.SIGKILL - 1) & 1 for mask in pending)
-    return state in (b"Z", b"X") or bool(int(flags) & _LEAVING) or coming
-
-
-_PENDING = (b"SigPnd:", b"ShdPnd:")

@@ -13,9 +13,14 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-EVENTS = "events.jsonl"
-LOGS = "logs"
+from muster.types.run_files import EVENTS, LOGS
+
+SCHEMA = 1  # of events: types.events, which jobs do without
 BACKLOG_BYTES = 2 << 20
+EVENTS_BYTES = 32 << 20  # of one host; a line or two more where threads meet
+SAMPLES_BYTES = 24 << 20  # of these, for samples
+ENDS_BYTES = 2 << 20  # of these, for no others than `ENDING`
+ENDING = frozenset({"phase", "failure", "outcome", "left_out"})
 _FRESH = os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC  # a link there is not followed
 KEEP_TAIL_BYTES = 1 << 20  # per stream on SageMaker, where the record is uploaded with the output
 
@@ -78,6 +83,43 @@ class RankLog:
             data = data[written:]
 
 
+class EventBudget:
+    """Which events of a host still go into its record.
+
+    Samples are thinned, for each rank alike: with each tenth of their room that is taken, half as
+    many are kept, so that it lasts 100 times as long as without. Others are left out once the
+    record is full; how the job ends is kept.
+    """
+
+    def __init__(self) -> None:
+        self.left_out = {"samples": 0, "events": 0}
+        self._used_bytes = 0
+        self._sample_bytes = 0
+        self._passed_over: dict[int | None, int] = {}  # rank -> samples since the last one kept
+
+    def takes(self, kind: str, rank: int | None) -> bool:
+        """Whether this one does; it is counted where not."""
+        is_sample = kind == "sample"
+        room = EVENTS_BYTES - self._used_bytes - (0 if kind in ENDING else ENDS_BYTES)
+        if room > 0 and not is_sample:
+            return True
+        if is_sample:
+            passed = self._passed_over.get(rank, 0)
+            room = min(room, SAMPLES_BYTES - self._sample_bytes)
+            if room > 0 and passed + 1 >= 1 << 10 * self._sample_bytes // SAMPLES_BYTES:
+                self._passed_over[rank] = 0
+                return True
+            self._passed_over[rank] = passed + 1
+        self.left_out["samples" if is_sample else "events"] += 1
+        return False
+
+    def took(self, kind: str, size: int) -> None:
+        """An event of so many bytes goes there, or lies there already."""
+        self._used_bytes += size
+        if kind == "sample":
+            self._sample_bytes += size
+
+
 class Recorder:
     """The record of one host: `events.jsonl` and `logs/` in `folder`, which is "" for no record and
     is made, for its owner alone, with the first entry.
@@ -104,52 +146,84 @@ class Recorder:
         self._wake = threading.Event()
         self._closing = False
         self._only_tails = False
+        self._budget = EventBudget()
         self._lock = threading.Lock()  # streams are kept by the pump's thread, events by another
         self._events_fd = -1
         self._thread: threading.Thread | None = None
 
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
-        """Adds one event; its time is now."""
+        """Adds one event of `types.events`; its time is now. Any thread may."""
         if not self._folder:
             return
-        fields = {"t": time.monotonic(), "time": time.time(), "host": self._host, "rank": rank}
+        with self._lock:
+            if not self._budget.takes(kind, rank):
+                return
+        now, clock = time.monotonic(), time.time()
+        fields = {"schema": SCHEMA, "t": now, "time": clock, "host": self._host, "rank": rank}
         text = json.dumps({**fields, "kind": kind, **facts}, default=str)
         line = self._mask(text).encode() + b"\n"
-        self._put(len(line), lambda: self._write_event(line))
+        limit = BACKLOG_BYTES + ENDS_BYTES * (kind in ENDING)
+        if self._put(len(line), lambda: self._write_event(line), limit):
+            with self._lock:
+                self._budget.took(kind, len(line))
 
     def stream_log(self, name: str) -> Callable[[bytes], None] | None:
         """Where a stream's bytes go, e.g. `rank-0.out`; None when nothing is recorded."""
         if not self._folder:
             return None
-        return lambda data: self._put(len(data), lambda: self._write_log(name, data))
+
+        def keep(data: bytes) -> None:
+            self._put(len(data), lambda: self._write_log(name, data))
+
+        return keep
+
+    def path(self, name: str) -> str:
+        """The path of what `types.run_files` names; "" when nothing is recorded."""
+        return os.path.join(self._folder, name) if self._folder else ""
 
     def log_path(self, name: str) -> str:
         """The path shown to people; "" when nothing is recorded."""
-        return os.path.join(self._folder, LOGS, name) if self._folder else ""
+        return self.path(os.path.join(LOGS, name))
 
     def whole_log(self, name: str) -> str:
         """The same; "" also when not all went into the record so far."""
         return "" if self.problem or self.dropped_bytes else self.log_path(name)
+
+    @property
+    def left_out(self) -> dict[str, int]:
+        """How many samples and other events have not gone into the record for its size."""
+        return self._budget.left_out
+
+    def flush(self, limit_s: float) -> bool:
+        """Waits until what came so far is written; False when that took too long, or when
+        something was left out."""
+        written = threading.Event()
+        self._put(0, written.set)
+        return written.wait(limit_s) and not (self.problem or self.dropped_bytes)
 
     def close(self, limit_s: float, only_tails: bool = False) -> None:
         """Writes what is queued, for at most `limit_s`.
 
         `only_tails`: cuts every log to its last MiB and masks secrets in it.
         """
+        if any(self.left_out.values()):
+            self.event("left_out", **self.left_out)
         self._only_tails = only_tails
         self._closing = True
         self._wake.set()
         if self._thread is not None:
             self._thread.join(limit_s)
 
-    def _put(self, size: int, write: Callable[[], None]) -> None:
+    def _put(self, size: int, write: Callable[[], None], limit: int = BACKLOG_BYTES) -> bool:
+        """Whether it will be written: not beyond so many bytes that wait for the disk."""
         with self._lock:
-            if self._backlog + size > BACKLOG_BYTES or not self._runs():
+            if self._backlog + size > limit or not self._runs():
                 self.dropped_bytes += size
-                return
+                return False
             self._backlog += size
             self._queue.append(lambda: self._take(size, write))
         self._wake.set()
+        return True
 
     def _runs(self) -> bool:
         """Whether the thread that writes is there; it is started for the first entry."""
@@ -204,6 +278,9 @@ class Recorder:
             make_private(self._folder)
             flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
             self._events_fd = os.open(os.path.join(self._folder, EVENTS), flags, 0o644)
+            earlier = os.fstat(self._events_fd).st_size  # of a container that was started again
+            with self._lock:
+                self._budget.took("", earlier)
         os.write(self._events_fd, line)
 
     def _write_log(self, name: str, data: bytes) -> None:

@@ -55,6 +55,7 @@ class Follower:
         events: FollowerEvents,
     ) -> None:
         self.clock_offset_s = 0.0  # leader's monotonic clock minus this host's
+        self.round_trip_s: float | None = None  # of the heartbeat that measured it
         self.address = ""  # where the leader was found
         self.session = Session(events.leader_said)
         self.job_key = b""  # what proves a connection that comes back, once admitted
@@ -261,6 +262,7 @@ class Follower:
         if now - sent <= self._best_rtt_s * 1.5:
             self._best_rtt_s = min(self._best_rtt_s, now - sent)
             self.clock_offset_s = leader_now - (sent + now) / 2
+            self.round_trip_s = now - sent
 
     def _beat(self) -> None:
         if not self._over:

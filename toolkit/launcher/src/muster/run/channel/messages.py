@@ -6,7 +6,7 @@ The leader's own host uses the same messages, without a network in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeVar, Union
+from typing import TYPE_CHECKING, Any, TypeVar, Union
 
 from muster.types.machine import HostFacts
 from muster.types.outcome import (
@@ -18,6 +18,10 @@ from muster.types.outcome import (
 )
 from muster.types.values import Bare, NamedTuple
 
+if TYPE_CHECKING:
+    from muster.run.channel.digest import HostDigest
+
+MESSAGE_BYTES = (64 << 10) - 256  # of a frame, less what goes around a message in it
 FACTS_BYTES = 48 << 10  # of one frame
 MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
 JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
@@ -83,11 +87,13 @@ class Stopping(NamedTuple):
 
 
 class HostEnded(NamedTuple):
-    """To the leader: no rank of the host runs any more."""
+    """To the leader: no rank of the host runs any more. `digest`: what was seen of its ranks, None
+    where nobody looked."""
 
     ranks: tuple[RankEnd, ...]
     failures: tuple[RankFailure, ...]
     phases: Mapping[str, float]
+    digest: HostDigest | None = None
 
 
 class FactsPart(NamedTuple):
@@ -229,13 +235,26 @@ def without_secrets(message: ToLeader, mask: Callable[[str], str]) -> ToLeader:
         for one in message.failures
     )
     if isinstance(message, HostEnded):
-        return message._replace(failures=failures)
+        return _fitting_frame(message._replace(failures=failures))
     error = message.host_error
     if error is not None:
         error = error._replace(
             message=mask(error.message), fix=mask(error.fix), detail=mask(error.detail)
         )
     return Report(failures, error)
+
+
+def _fitting_frame(message: HostEnded) -> HostEnded:
+    """The message with as much of its digest as its frame has room for: ends and failures first."""
+    if message.digest is None:
+        return message
+    import json
+
+    from muster.run.channel.digest import DIGEST_BYTES, fitting
+
+    others = json.dumps(to_wire(message._replace(digest=None)), separators=(",", ":"))
+    room = min(DIGEST_BYTES, MESSAGE_BYTES - len(others))
+    return message._replace(digest=fitting(message.digest, room) if room > 0 else None)
 
 
 def shortened(text: str, limit_bytes: int, keep_end: bool = False) -> str:
@@ -295,13 +314,19 @@ def _facts_part(part: Any, parts: Any, hosts: Any) -> FactsPart:
     return made
 
 
-def _host_ended(ranks: Any, failures: Any, phases: Any) -> HostEnded:
+def _host_ended(ranks: Any, failures: Any, phases: Any, digest: Any) -> HostEnded:
     ends = tuple(_typed(RankEnd, rank) for rank in _list_of(ranks))
     if not isinstance(phases, dict) or not all(
         type(s) in (int, float) and _is_sane(s) for s in phases.values()
     ):
         raise TypeError("durations that are not numbers")
-    return HostEnded(ends, _failures(failures), phases)
+    if digest is not None:
+        from muster.run.channel.digest import (
+            digest_from_json,  # jobs that nobody watched do without
+        )
+
+        digest = digest_from_json(digest)
+    return HostEnded(ends, _failures(failures), phases, digest)
 
 
 def _failures(values: Any) -> tuple[RankFailure, ...]:

@@ -24,6 +24,7 @@ from muster.run.base.background import BackgroundCall
 from muster.run.base.loop import Loop
 from muster.run.child.rank import Rank
 from muster.run.child.rank_shim import descendants
+from muster.types.files import read_text
 
 PAUSE_S = 2.0
 ENOUGH_LOOKS = 3
@@ -104,7 +105,7 @@ def traffic_of_host() -> Traffic | None:
     """What the kernel has counted; None where it does not say."""
     found: dict[str, int] = {}
     for path in ("/proc/net/snmp", "/proc/net/netstat"):
-        lines = [line.split() for line in _text(path).splitlines()]
+        lines = [line.split() for line in read_text(path, -1).splitlines()]
         for names, values in zip(lines[::2], lines[1::2], strict=False):
             found.update((n, int(v)) for n, v in zip(names, values, strict=False) if n in _COUNTED)
     if len(found) < len(_COUNTED):
@@ -118,7 +119,7 @@ def glance(pids: Sequence[int]) -> tuple[bool, dict[int, int] | None]:
     not show what they exchange, or where the machine forbids looking."""
     try:
         tree = [*pids, *descendants(*pids)]
-        maps = [_text(f"/proc/{pid}/maps") for pid in tree]
+        maps = [read_text(f"/proc/{pid}/maps", -1) for pid in tree]
         if any(name in text for name in _TALK_UNSEEN for text in maps):
             return False, None
         have_torch = all("/libtorch" in text for text in maps[: len(pids)])
@@ -178,11 +179,3 @@ def _connection(message: bytes) -> Iterator[tuple[int, int]]:
         if kind == _TCP_INFO and size >= 4 + _COUNTS_AT + 16:
             yield inode, sum(struct.unpack_from("=QQ", rest, 4 + _COUNTS_AT))
         rest = rest[max(4, (size + 3) & ~3) :]
-
-
-def _text(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read()
-    except OSError:
-        return ""

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 FAILURES_REPORTED = 5  # so many texts fit a frame beside the ends of 1,024 ranks
 FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is reported by then
+RECORDED_OF_FAILURE = ("status", "summary", "at_s", "peer_lost")
 WATCH_S = 2.0  # what has ended by then is not looked at: no training is that short
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
 
@@ -88,6 +89,7 @@ class HostRanks:
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
+        self._failed: set[int] = set()  # ranks whose failure is recorded
         self._held: set[int] = set()  # ranks whose failure waits for its cause to show
         self._released = False
         self._started = False
@@ -342,8 +344,9 @@ class HostRanks:
         return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_REPORTED])
 
     def _failure(self, rank: Rank) -> RankFailure:
+        """Its failure, which is recorded the first time."""
         assert self._plan is not None
-        return rank.failure(
+        failure = rank.failure(
             self._host,
             self._plan.script.argv[0],
             self._clock_offset(),
@@ -353,6 +356,14 @@ class HostRanks:
             self._plan.ends.peer_loss_exit_codes,
             self._around,
         )
+        if failure.rank not in self._failed:
+            self._failed.add(failure.rank)
+            self._recorder.event(
+                "failure",
+                failure.rank,
+                **{name: getattr(failure, name) for name in RECORDED_OF_FAILURE},
+            )
+        return failure
 
     @property
     def all_ran(self) -> bool:

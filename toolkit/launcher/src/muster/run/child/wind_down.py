@@ -10,7 +10,6 @@ another thread or for a child.
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
 import time
@@ -18,10 +17,10 @@ from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from muster.run.base.loop import Loop
+from muster.run.base.procfs import is_busy, moved_bytes, processor_s
 from muster.run.base.sockets import connected_elsewhere
 from muster.run.child.rank import Rank
 from muster.run.child.rank_shim import descendants
-from muster.types.files import read_text
 from muster.types.values import NamedTuple
 
 LOOK_S = 2.0  # between two looks at most
@@ -29,7 +28,6 @@ LOOKS = 25  # in the time that a rank must be idle for
 IDLE_SHARE = 0.03  # of one processor: less is the ticking of timers
 IDLE_BYTES_PER_S = 1 << 14  # less is threads that wake each other
 REMIND_S = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class IdleRanks:
@@ -153,40 +151,3 @@ class Used(NamedTuple):
 
     processor_s: float
     moved_bytes: int
-
-
-def processor_s(pid: int) -> float:
-    """Processor time that a process and those of its children that ended have taken."""
-    fields = read_text(f"/proc/{pid}/stat").rpartition(") ")[2].split()
-    return sum(map(int, fields[11:15])) / _TICKS
-
-
-def moved_bytes(pid: int) -> int:
-    """Bytes that all threads of a process, and those of its children that ended, have read and
-    written, from files or not; 0 where the kernel does not say."""
-    try:
-        with open(f"/proc/{pid}/io", "rb") as file:
-            lines = dict(line.split(b": ") for line in file)
-    except (OSError, ValueError):
-        return 0
-    return int(lines.get(b"rchar", 0)) + int(lines.get(b"wchar", 0))
-
-
-def is_busy(pid: int) -> bool:
-    """Whether a thread of the process runs, wants to, or waits for a disk (on a crowded machine
-    that is work although it takes no time), or its main thread waits for anything from outside."""
-    if not _waits_inside(pid):
-        return True
-    try:
-        threads = os.listdir(f"/proc/{pid}/task")
-    except OSError:
-        return False
-    stats = (read_text(f"/proc/{pid}/task/{thread}/stat") for thread in threads)
-    return any(stat.rpartition(") ")[2].startswith(("R", "D")) for stat in stats)
-
-
-def _waits_inside(pid: int) -> bool:
-    """Whether the main thread waits for another thread or for a child, as the kernel says; also
-    when it does not say."""
-    where = read_text(f"/proc/{pid}/wchan")
-    return where in ("", "0") or where.startswith(("futex", "do_wait"))

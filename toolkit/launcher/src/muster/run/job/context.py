@@ -9,7 +9,7 @@ from muster.plan.launchplan import LaunchPlan
 from muster.run.base.causes import Surroundings
 from muster.run.base.memory import Memory
 from muster.run.channel.identity import Identity
-from muster.run.channel.messages import HostError, RankEnd, shortened
+from muster.run.channel.messages import HostEnded, HostError, shortened
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines
 from muster.types.machine import HostFacts
@@ -30,7 +30,7 @@ class JobContext(NamedTuple):
     peer's address must be one of its name's. `host_error`: what is wrong with this host's request,
     when it joins only to say so. `memory`: what the kernel counts; `around`: what
     surrounds the ranks, less what the plan says. `port_holder`: who holds a port of an address,
-    None when unknown.
+    None when unknown. `throttled_s`: how long the CPU limit of this container has held it up.
     """
 
     cluster: Cluster
@@ -46,16 +46,17 @@ class JobContext(NamedTuple):
     around: Surroundings = Surroundings()
     host_error: HostError | None = None
     port_holder: Callable[[str, int], str | None] = lambda _address, _port: None
+    throttled_s: Callable[[], float | None] = lambda: None
 
 
 class Ending(NamedTuple):
-    """What a host knows of the run when it writes its files; the leader knows all hosts. `notes`:
-    lines that a person should see before the outcome."""
+    """What a host knows of the run when it writes its files; the leader knows all hosts. `ended`:
+    what hosts said when their ranks had ended. `notes`: lines that a person should see before the
+    outcome."""
 
     outcome: Outcome
     plan: LaunchPlan | None
-    ranks: tuple[tuple[str, RankEnd], ...]
-    phases: Mapping[str, Mapping[str, float]]  # host -> state -> seconds
+    ended: Mapping[str, HostEnded]
     duration_s: float
     notes: tuple[str, ...] = ()
 
@@ -69,6 +70,10 @@ class Work(Protocol):
 
     def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
         """The plan of this host. Raises MusterError."""
+        ...
+
+    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
+        """What it makes for the ranks once their plan is there: variables of each."""
         ...
 
     def check(self, plan: LaunchPlan) -> None:

@@ -16,7 +16,6 @@ from muster.run.channel.messages import (
     HostEnded,
     Leave,
     Message,
-    RankEnd,
     StartDaemon,
     Stopping,
     ToHost,
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
 
 
 REFUSED_S = 5.0  # how long a host whose request is bad looks for the leader
+CLOCK_S = 0.001  # a smaller change of the clocks' offset is not recorded
 ASKERS = 64  # that claim to be one host while its name is looked up
 
 
@@ -126,13 +126,9 @@ class LeaderEndpoint:
         if self._leader is not None:
             self._leader.close()
 
-    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
-        """Every rank that ended, by rank."""
-        found = [(self._names[i], end) for i, ended in self._ended.items() for end in ended.ranks]
-        return tuple(sorted(found, key=lambda pair: pair[1].rank))
-
-    def phases(self) -> Mapping[str, Mapping[str, float]]:
-        return {self._names[i]: ended.phases for i, ended in sorted(self._ended.items())}
+    def ended(self) -> Mapping[str, HostEnded]:
+        """What each host said when its ranks had ended, by its name."""
+        return {self._names[i]: ended for i, ended in sorted(self._ended.items())}
 
     # calls of the listening end
 
@@ -286,7 +282,12 @@ class FollowerEndpoint:
     """
 
     def __init__(
-        self, loop: Loop, context: JobContext, happen: Callable[[e.Event], None], log: Log
+        self,
+        loop: Loop,
+        context: JobContext,
+        happen: Callable[[e.Event], None],
+        log: Log,
+        recorder: Recorder,
     ) -> None:
         from muster.run.base.resolver import in_background
         from muster.run.channel.follower import Follower
@@ -294,6 +295,8 @@ class FollowerEndpoint:
         self._context = context
         self._happen = happen
         self._log = log
+        self._recorder = recorder
+        self._recorded_offset_s = float("inf")
         self._leader = context.cluster.leader.name
         self._own: HostEnded | None = None
         self._follower = Follower(
@@ -323,6 +326,7 @@ class FollowerEndpoint:
     def send(self, message: ToLeader) -> None:
         if isinstance(message, HostEnded):
             self._own = message
+            self._record_clock()  # of a job that no tick has seen
         self._follower.send(message)
 
     def job_secret(self, purpose: str) -> str:
@@ -332,7 +336,16 @@ class FollowerEndpoint:
         raise InternalError("only the leader's launcher may ask for launch daemons")
 
     def tick(self, now: float) -> None:
-        pass
+        self._record_clock()
+
+    def _record_clock(self) -> None:
+        """Records the offset of the clocks where it is new."""
+        measured = self._follower
+        changed_s = abs(measured.clock_offset_s - self._recorded_offset_s)
+        if measured.round_trip_s is not None and changed_s > CLOCK_S:
+            offset_s = self._recorded_offset_s = measured.clock_offset_s
+            round_trip_s = measured.round_trip_s
+            self._recorder.event("clock", offset_s=offset_s, round_trip_s=round_trip_s)
 
     def files_written(self) -> None:
         pass
@@ -344,12 +357,8 @@ class FollowerEndpoint:
     def close(self) -> None:
         self._follower.close()
 
-    def ranks(self) -> tuple[tuple[str, RankEnd], ...]:
-        name = self._context.cluster.me.name
-        return tuple((name, end) for end in self._own.ranks) if self._own is not None else ()
-
-    def phases(self) -> Mapping[str, Mapping[str, float]]:
-        return {self._context.cluster.me.name: self._own.phases} if self._own is not None else {}
+    def ended(self) -> Mapping[str, HostEnded]:
+        return {self._context.cluster.me.name: self._own} if self._own is not None else {}
 
     # calls of the connecting end
 

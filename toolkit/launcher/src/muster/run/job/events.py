@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from enum import Enum
-from typing import Union
+from typing import TYPE_CHECKING, Union
 
 from muster.run.channel.messages import HostError, RankEnd, ToHost, ToLeader
 from muster.types.machine import HostFacts
 from muster.types.outcome import Outcome, RankFailure
 from muster.types.values import Bare, NamedTuple
+
+if TYPE_CHECKING:
+    from muster.run.channel.digest import HostDigest
 
 # events
 
@@ -55,10 +58,12 @@ class RankFailed(NamedTuple):
 
 
 class AllGone(NamedTuple):
-    """No rank of this host runs any more and its output has been read, or they were given up."""
+    """No rank of this host runs any more and its output has been read, or they were given up.
+    `digest`: as of HostEnded."""
 
     ranks: tuple[RankEnd, ...]
     failures: tuple[RankFailure, ...]
+    digest: HostDigest | None = None
 
 
 class Signalled(NamedTuple):

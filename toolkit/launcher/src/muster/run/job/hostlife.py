@@ -261,7 +261,8 @@ class HostLife:
         self._enter(State.ENDED, now)
         self._ends = event.ranks
         failures = () if self._stop is not None and self._stop.external else event.failures
-        sent: list[Action] = [Send(m.HostEnded(event.ranks, failures, dict(self.phases)))]
+        ended = m.HostEnded(event.ranks, failures, dict(self.phases), event.digest)
+        sent: list[Action] = [Send(ended)]
         if self._verdict is not None:
             return sent + self._write(self._verdict, now)
         if self._own is not None:

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
@@ -29,6 +29,7 @@ from muster.run.child.stopped import StoppedShims
 from muster.run.job import events as e
 from muster.run.job.context import Ending, JobContext, Work, host_error_of, write_and_say
 from muster.run.job.endpoints import Endpoint, FollowerEndpoint, LeaderEndpoint
+from muster.run.job.figures import Figures
 from muster.run.job.hostlife import HostLife, State
 from muster.run.job.teardown import Teardown
 from muster.run.job.verdict import from_host_error, placed
@@ -76,18 +77,20 @@ class _Supervisor:
         self._busy = False
         self._plan: LaunchPlan | None = None
         self._addresses: frozenset[str] = frozenset()  # of all hosts of the job
+        self._at_start: Mapping[str, str] = {}  # variables of ranks that no plan holds
         self._thread: threading.Thread | None = None  # that stages or plans
         self._mask_before: set[Any] = set()
         self._pump_failed = False
         self._notes: tuple[str, ...] = ()  # for the last lines
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
+        self.figures = Figures(self._loop, self._recorder, self._log)
         self._orphans = Orphans(pool.shims)
         self._steps = Steps(self._loop, pool, self._pump)
         self._endpoint: Endpoint = (
             LeaderEndpoint(self._loop, context, self._happen, self._log, self._recorder)
             if context.cluster.is_leader
-            else FollowerEndpoint(self._loop, context, self._happen, self._log)
+            else FollowerEndpoint(self._loop, context, self._happen, self._log, self._recorder)
         )
         self._ranks = HostRanks(
             context.cluster.me.name,
@@ -171,7 +174,7 @@ class _Supervisor:
         self._teardown.at_once()
         took = time.monotonic() - self._began_s
         limit_s = self._life.files_limit_s(time.monotonic())
-        write_and_say(self._work, Ending(outcome, self._plan, (), {}, took), limit_s)
+        write_and_say(self._work, Ending(outcome, self._plan, {}, took), limit_s)
         return outcome
 
     def _take_signals(self) -> dict[int, Any]:
@@ -267,19 +270,23 @@ class _Supervisor:
     def _make_plan(self, facts: Sequence[HostFacts]) -> None:
         def plan() -> e.Event:
             made = self._plan = self._work.plan(facts)
+            self._at_start = self._work.at_start(made)
             self._addresses = frozenset(host.address for host in facts)
             if self._context.cluster.is_leader:
                 self._work.check(made)
             one_host = len(self._context.cluster.hosts) == 1
             ends_with_rank0 = made.ends.work_ends is WorkEnds.WITH_RANK_0
-            return e.Planned("alone" if one_host else made.digest, ends_with_rank0)
+            digest = "" if one_host else made.digest
+            names = [host.name for host in self._context.cluster.hosts]
+            self._recorder.event("plan", None, digest=digest, **made.in_words(names))
+            return e.Planned(digest or "alone", ends_with_rank0)
 
         self._off_loop("plan", plan)
 
     def _spawn(self) -> None:
         plan = self._plan
         assert plan is not None
-        at_start = self._orphans.mark
+        at_start = {**self._orphans.mark, **self._at_start}
         if plan.secret_variable:
             secret = self._endpoint.job_secret(plan.secret_variable)
             self._learn([secret])
@@ -338,7 +345,7 @@ class _Supervisor:
         self._happen(e.RankFailed(failure))
 
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
-        self._happen(e.AllGone(ends, failures))
+        self.figures.gather(ends, lambda seen: self._happen(e.AllGone(ends, failures, seen)))
 
     def launch_failed(self, host_error: HostError) -> None:
         self._happen(e.HostFailed(host_error))
@@ -364,8 +371,7 @@ class _Supervisor:
             headline=outcome.headline,
         )
         took = time.monotonic() - self._began_s
-        ranks, phases = self._endpoint.ranks(), self._endpoint.phases()
-        ending = Ending(outcome, self._plan, ranks, phases, took, self._notes)
+        ending = Ending(outcome, self._plan, self._endpoint.ended(), took, self._notes)
         # on a thread: peers receive the outcome however long this disk takes
         limit_s = self._life.files_limit_s(time.monotonic())
 

@@ -51,6 +51,19 @@ class Cgroups:
         counts = (self.kills_in(folder) for folder in self.folders("memory"))
         return next((count for count in counts if count is not None), None)
 
+    def throttled_s(self) -> float | None:
+        """For how long the CPU limit of this container, or of one around it, has held up its
+        processes so far; None: unknown."""
+        found = [
+            int(value) / (1e6 if name == "throttled_usec" else 1e9)
+            for folder in self.folders("cpu")
+            for name, _, value in (
+                line.partition(" ") for line in read_text(f"{folder}/cpu.stat").splitlines()
+            )
+            if name in ("throttled_usec", "throttled_time") and value.isdecimal()
+        ]
+        return max(found, default=None)
+
     @staticmethod
     def kills_in(folder: str) -> int | None:
         """The same of one group; None: unknown."""

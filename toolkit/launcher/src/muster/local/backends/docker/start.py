@@ -25,7 +25,7 @@ from muster.local.backends.docker.reminders import Reminders
 from muster.local.orders import KILL, STOP, Containers, Orders
 from muster.local.show.progress import Tail
 from muster.local.supervisor import report
-from muster.run.base.record import EVENTS
+from muster.types.run_files import EVENTS
 
 CALL_S = 60.0  # for anything that the engine makes or removes
 HASTE_S = 20.0  # the same while `muster local` is silent, and once all is to be killed

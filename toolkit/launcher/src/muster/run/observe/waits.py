@@ -1,0 +1,104 @@
+"""How long ranks waited for each other, as muster's collectives left it in the record at their end.
+
+Scripts can write there too: what is read is bounded, and no link is followed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from muster.run.base.loop import Loop
+from muster.run.channel.digest import HostDigest
+
+READ_S = 0.2  # later the end of the job is not held up
+MOST_FILES = 4096
+FILE_BYTES = 1 << 20
+ALL_BYTES = 16 << 20
+
+
+def add_waits(
+    loop: Loop, digest: HostDigest, folder: str, since_s: float, done: Callable[[HostDigest], None]
+) -> None:
+    """Calls `done` once on the loop, within `READ_S`: with the digest, and its `waits_s` where the
+    summaries in `folder` that were written after `since_s` (seconds since 1970) have them."""
+    waiting = [done]
+
+    def end(waits: Mapping[int, float]) -> None:
+        if waiting:
+            waiting.pop()(with_waits(digest, waits))
+
+    def read() -> None:
+        try:
+            waits = waits_in(folder, since_s)
+        except Exception:  # a defect of muster too: figures are not worth the job
+            waits = {}
+        loop.post(lambda: end(waits))
+
+    try:
+        threading.Thread(target=read, name="waits", daemon=True).start()
+    except RuntimeError:  # the limit of processes counts threads too
+        end({})
+    loop.after(READ_S, lambda: end({}))
+
+
+def with_waits(digest: HostDigest, waits: Mapping[int, float]) -> HostDigest:
+    """What is known already stays."""
+    return digest._replace(
+        ranks=tuple(
+            one if one.waits_s is not None else one._replace(waits_s=waits.get(one.rank))
+            for one in digest.ranks
+        )
+    )
+
+
+def waits_in(folder: str, since_s: float) -> dict[int, float]:
+    """Rank of the world -> seconds that it waited in collectives of all groups."""
+    found: dict[int, float] = {}
+    for summary in _summaries(folder, since_s, time.monotonic() + READ_S):
+        try:
+            rank, waited = summary["global_ranks"][summary["rank"]], summary["wait_s"]
+        except (KeyError, IndexError, TypeError):
+            continue
+        if type(rank) is int and type(waited) is float and 0 <= waited < 1e12:
+            found[rank] = found.get(rank, 0.0) + waited
+    return found
+
+
+def _summaries(folder: str, since_s: float, until: float) -> Iterator[Any]:
+    left = ALL_BYTES
+    try:
+        with os.scandir(folder) as entries:
+            for number, entry in enumerate(entries):
+                if number >= MOST_FILES or left <= 0 or time.monotonic() > until:
+                    return
+                if entry.name.startswith("collectives-"):
+                    text = _text(entry.path, since_s)
+                    left -= len(text)
+                    yield _parsed(text)
+    except OSError:
+        return
+
+
+def _text(path: str, since_s: float) -> bytes:
+    """The text of a plain file of a sane size; b"" for another."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    with open(fd, "rb") as file:
+        facts = os.fstat(fd)
+        plain = stat.S_ISREG(facts.st_mode) and facts.st_mtime >= since_s
+        return file.read(FILE_BYTES) if plain and facts.st_size <= FILE_BYTES else b""
+
+
+def _parsed(text: bytes) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
