@@ -70,9 +70,7 @@ def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) ->
     from muster.types.distribution import Single
 
     if request.model_plan:
-        raise UsageError(
-            "--fault needs a job: --model-plan runs none", "leave out one of them"
-        )
+        raise UsageError("--fault needs a job: --model-plan runs none", "leave out one of them")
     # without a number of processes a device each may get a rank
     option = asked_distribution(request, keys)
     given = (getattr(option, name, None) for name in ("processes", "processes_per_host"))
