@@ -16,7 +16,19 @@ from functools import cache
 from pathlib import Path
 from subprocess import SubprocessError
 
-from benchmarks.launcher import desk, load, lost, metrics, mpi, outages, parent, pump, soak, told
+from benchmarks.launcher import (
+    agent,
+    desk,
+    load,
+    lost,
+    metrics,
+    mpi,
+    outages,
+    parent,
+    pump,
+    soak,
+    told,
+)
 from benchmarks.launcher.jobs import TrivialJob, TwoHostJob, environ, phases
 from benchmarks.launcher.software import (
     INCUMBENT,
@@ -177,6 +189,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "parent": lambda folder, rounds: parent.rows(folder, os.environ.get("PARENT", "")),
     "mpi": lambda folder, rounds: mpi.rows(_software(), max(3, rounds // 3)),
     "parameters": lambda folder, rounds: parameter_server.rows(rounds),
+    "agent": lambda folder, rounds: agent.rows(),
     "pump": lambda folder, rounds: pump.rows(folder, _software()),
     "told": lambda folder, rounds: told.rows(folder),
     "lost": lambda folder, rounds: lost.rows(folder),

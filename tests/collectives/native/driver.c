@@ -170,7 +170,7 @@ static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL}, {"abort_idle", play_abort_idle, NULL},
     {"leave", play_leave, NULL},       {"mix", play_mix, tune_offers},
     {"offers", play_offers, tune_offers}, {"unreadable", play_unreadable, tune_offers},
-    {"withdraw", play_withdraw, tune_offers},
+    {"withdraw", play_withdraw, tune_offers}, {"now", play_now, NULL},
     {"types", play_types, NULL},       {"large", play_large, tune_large},
     {"legs-f16", play_legs, tune_f16}, {"large-direct", play_large_direct, tune_large},
     {"legs-i8", play_legs, tune_i8},   {"legs-bf16", play_legs, tune_bf16}};

@@ -33,11 +33,12 @@ GOOD = (
     "ops aa 200", "ops aaa 200", "ops aaaaa 60", "small aa 2000", "small aaa 1000",
     "patient aa 20", "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
     "offers aa 20", "offers aaa 12", "unreadable aa 12", "withdraw aa 60", "withdraw aaa 30",
+    "now aa 2000", "now aaa 500",
 )  # fmt: skip
 FAULTS = ("timeout aaa", "mismatch aa", "mismatch aaa", "abort aaa", "abort_idle aaa", "leave aaa")
 NODES = (
     "ops ab 100", "ops aab 100", "ops abab 60", "small ab 200", "messages aab 40", "beside abb 40",
-    "offers aab 10",
+    "offers aab 10", "now aab 100",
     "timeout aab", "mismatch aab", "abort aab", "abort_idle aab", "abort_idle abc", "leave aab",
 )  # fmt: skip
 ISAS = ("plain", "avx2", "avx512")

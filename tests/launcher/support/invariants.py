@@ -21,11 +21,12 @@ CODES: Mapping[str, frozenset[int]] = {  # the class of the first line -> the co
     "InstallError": frozenset({101}),
     "ClusterError": frozenset({102}),
     "PeerError": frozenset({102}),
+    "HangError": frozenset({103}),
     "InternalError": frozenset({105}),
     "LaunchError": frozenset({106}),
     "StoppedError": frozenset({STOPPED}),
 }
-RESERVED = frozenset({103, 104}).union(*CODES.values())  # two that nothing gives yet
+RESERVED = frozenset({104}).union(*CODES.values())  # one that nothing gives yet
 PASSED = frozenset(range(1, 256)) - RESERVED
 GRAMMAR = re.compile(rf"^({'|'.join([*CODES, 'UserScriptError'])}): \S")
 SAID = re.compile(r"exit code (\d+)(?: of the script, reported as (\d+))?\)(?: and \d+ more)?$")

@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 12u
+#define MC_ABI 13u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -206,6 +206,11 @@ struct mc_record { struct mc_desc what; double began_s, took_s; int32_t code; ui
 /* The flight log: the last operations, oldest first; began_s on CLOCK_MONOTONIC. Returns how many. */
 #define MC_RECORDS 128u
 MC_API uint32_t mc_records_read(struct mc_comm *comm, struct mc_record *records, uint32_t room);
+/* What this rank is in at this moment: 1 with the call that runs, else the last one; 0 where there was none yet, or calls
+ * follow each other so fast that none could be read whole. Never waits. since_s on CLOCK_MONOTONIC: when it began, or ended.
+ * absent[size] (NULL: not asked): 1 for ranks that have not come to the call that runs; of a group over nodes, 0. */
+struct mc_now { struct mc_desc what; double since_s; uint32_t running; };
+MC_API int mc_now_read(struct mc_comm *comm, struct mc_now *now, uint8_t *absent);
 
 /* For DDP's hooks: fp32 to the form of MC_WIRE_I8 and back. `error` (NULL: none), [count], is added to src first, and
  * receives what rounding lost. */

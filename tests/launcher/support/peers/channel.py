@@ -16,7 +16,7 @@ from muster.run.base.loop import Loop
 from muster.run.channel.follower import Follower
 from muster.run.channel.identity import Identity
 from muster.run.channel.leader import Leader
-from muster.run.channel.messages import Message, ToLeader
+from muster.run.channel.messages import Message, Question, ToLeader
 from muster.types.deadlines import Deadlines
 from tests.support.ports import free_ports, open_claims
 
@@ -43,7 +43,7 @@ class Story:
     def peer_disagrees(self, host: int, what: str) -> None:
         self.told.append(("disagrees", host, what))
 
-    def peer_said(self, host: int, message: ToLeader) -> None:
+    def peer_said(self, host: int, message: ToLeader | Question) -> None:
         self.told.append(("said", host, message))
 
     def peer_silent(self, host: int, silent_s: float) -> None:

@@ -46,6 +46,8 @@ EXAMPLES: list[m.Message] = [
     m.Verdict(Failed(1, "headline", "fix", "detail", FAILURE, 3, 2)),
     m.Verdict(Failed(102, "headline", "fix")),
     m.Leave(),
+    m.Query(7, "roll", (0, 3)),
+    m.Reply(7, 1, 2, "eJw="),
 ]
 
 
@@ -115,7 +117,7 @@ def check_types(value: Any) -> None:
                 if hasattr(item, "_fields"):
                     check_types(item)
                 else:
-                    assert isinstance(item, str), (value, name)
+                    assert isinstance(item, str | int), (value, name)
 
 
 @pytest.mark.promise("S03")
@@ -236,6 +238,10 @@ TEXTS = {  # every text that travels between hosts, and what it is; none is a va
     "Ready": {"digest"},
     "Stopping": {"by"},
     "Stop": {"by"},
+    "Query": {"what"},  # one of a few words (run.observe.query)
+    "Reply": {
+        "text"
+    },  # looks at ranks: lines of stacks, states; masked by the host that they are of
     "Stopped": {"by", "headline"},
     "Succeeded": {"headline"},
     "Failed": {"headline", "fix", "detail"},

@@ -70,6 +70,16 @@ static struct mc_desc desc_of(const struct mc_comm *c) {
       .op = reduces(call->verb) ? call->op : call->in_counts != NULL, .count = call->in_counts ? 0 : call->count};
 }
 
+/* One thread writes at a time; a reader sees by `edits` whether what it read is of one call. */
+static void note(struct mc_comm *c, uint64_t since_ns, bool running) {
+  const struct mc_latest now = {.what = c->desc, .since_ns = since_ns, .running = running};
+  const uint32_t before = atomic_load_explicit(&c->edits, memory_order_relaxed);
+  atomic_store_explicit(&c->edits, before + 1, memory_order_relaxed);
+  atomic_thread_fence(memory_order_release);
+  mc_copy_words(&c->latest, &now, sizeof now);
+  atomic_store_explicit(&c->edits, before + 2, memory_order_release);
+}
+
 static void begin(struct mc_comm *c, const struct mc_call *call) {
   c->call = *call;
   c->seq++;
@@ -78,6 +88,7 @@ static void begin(struct mc_comm *c, const struct mc_call *call) {
   c->desc = desc_of(c);
   c->call_fingerprint = c->fingerprint = hash_of(&c->desc);
   c->path = MC_PATH_STAGED;
+  note(c, c->began_ns, true);
 }
 
 /* One thread adds, others may read. */
@@ -89,7 +100,7 @@ static void add_s(double *figure, uint64_t ns) {
 }
 
 static void end(struct mc_comm *c, int code) {
-  uint64_t took = mc_now_ns() - c->began_ns;
+  uint64_t now = mc_now_ns(), took = now - c->began_ns;
   uint32_t verb = c->call.verb;
   uint64_t count = c->call.in_counts ? sum(c->call.in_counts, c->size) : c->call.count;
   uint64_t bytes = count * mc_dtype_bytes(c->call.dtype);
@@ -102,6 +113,7 @@ static void end(struct mc_comm *c, int code) {
   c->waited_ns = 0;
   c->records[c->seq % MC_RECORDS] = (struct mc_record){
       .what = c->desc, .began_s = (double)c->began_ns / 1e9, .took_s = (double)took / 1e9, .code = code, .path = c->path};
+  note(c, now, false);
 }
 
 static int alone(struct mc_comm *c) {

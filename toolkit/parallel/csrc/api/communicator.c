@@ -9,6 +9,8 @@
 #include "net/net.h"
 #include "p2p/p2p.h"
 
+#define NOW_TRIES 100u
+
 uint32_t mc_abi(void) { return MC_ABI; }
 
 uint64_t mc_segment_bytes(uint32_t locals, const struct mc_tuning *tuning) {
@@ -167,4 +169,27 @@ uint32_t mc_records_read(struct mc_comm *c, struct mc_record *records, uint32_t 
   uint32_t n = room < kept ? room : (uint32_t)kept;
   for (uint32_t i = 0; i < n; i++) records[i] = c->records[(last - n + 1 + i) % MC_RECORDS];
   return n;
+}
+
+/* Whether a rank of this node has begun a call of that number: it describes each one as it comes to it. */
+static bool has_begun(const struct mc_comm *c, uint32_t local, uint64_t seq) {
+  struct mc_rank_block *block = mc_block(c, local);
+  (void)atomic_load_explicit(&block->flag, memory_order_acquire); /* what it wrote before it raised this is seen */
+  return __atomic_load_n(&block->desc[0].seq, __ATOMIC_RELAXED) >= seq || __atomic_load_n(&block->desc[1].seq, __ATOMIC_RELAXED) >= seq;
+}
+
+int mc_now_read(struct mc_comm *c, struct mc_now *now, uint8_t *absent) {
+  if (c->pid != (int)getpid()) return 0;
+  for (unsigned tries = 0; tries < NOW_TRIES; tries++) {
+    const uint32_t before = atomic_load_explicit(&c->edits, memory_order_acquire);
+    struct mc_latest found;
+    mc_copy_words(&found, &c->latest, sizeof found);
+    for (uint32_t rank = 0; absent && rank < c->size; rank++)
+      absent[rank] = found.running && c->nodes == 1 && rank != c->rank && !has_begun(c, c->local_of[rank], found.what.seq);
+    atomic_thread_fence(memory_order_acquire);
+    if (before & 1 || before != atomic_load_explicit(&c->edits, memory_order_relaxed)) continue;
+    *now = (struct mc_now){.what = found.what, .since_s = (double)found.since_ns / 1e9, .running = (uint32_t)found.running};
+    return before > 0;
+  }
+  return 0;
 }

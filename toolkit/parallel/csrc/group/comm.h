@@ -61,6 +61,8 @@ struct mc_transport {
 struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes, id; bool used; }; /* id: counted, the same on all ranks of the node */
 #define MC_REGIONS 64u
 
+struct mc_latest { struct mc_desc what; uint64_t since_ns, running; }; /* see mc_now */
+
 struct mc_comm {
   uint32_t rank, size, node, nodes, local, locals;
   uint32_t *node_of, *local_of; /* [size]; all four in one block */
@@ -78,6 +80,8 @@ struct mc_comm {
   uint64_t seq;
   struct mc_call call;          /* in progress */
   struct mc_desc desc;
+  struct mc_latest latest;      /* of it, for other threads: `edits` is odd while it is written */
+  _Atomic uint32_t edits;
   uint64_t deadline_ns, began_ns, waited_ns;
   uint64_t remote_wait_ns;             /* waited for other nodes, not published yet */
   _Atomic uint32_t aborted;

@@ -28,6 +28,9 @@ commands:
   plan     print what a run would do, for a script or a folder of SageMaker's files
   history  list, show, repeat and remove the runs of `muster local`
   logs     print what the ranks of a run wrote, also while they write
+  ps       list the ranks of a run that runs: pid, step, age of the last output, state
+  stacks   say who waits for whom in a run that hangs, with the stacks
+  stop     end a run that runs, with time for its ranks to save
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
   sdk      print what a SageMaker client passes: metric-definitions
@@ -44,6 +47,7 @@ exit codes:
   100        ConfigError: the request                 all its ranks ran
   101        SourceError, InstallError: code     124  `muster local --timeout` ran out
              or packages                         143  stopped from outside
+  103        HangError: ranks waited longer than MUSTER_HANG_S
   2          the command line is wrong
 """
 
@@ -53,6 +57,9 @@ COMMANDS = {  # its module
     "plan": "muster.commands.show_plan",
     "history": "muster.local.record.history_command",
     "logs": "muster.local.record.logs_command",
+    "ps": "muster.commands.live.ps",
+    "stacks": "muster.commands.live.stacks",
+    "stop": "muster.commands.live.stop",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",

@@ -19,8 +19,8 @@ TRIES = 20
 # What another launcher, or a job around this one, left in the environment would mislead the hosts.
 _LEFTOVERS = frozenset(
     {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK"}
-    | {"MASTER_ADDR", "MASTER_PORT", "TF_CONFIG"}
-    | {"TRAINING_JOB_NAME", "TRAINING_JOB_ARN", "CURRENT_HOST", "RUN_FACTS"}
+    | {"MASTER_ADDR", "MASTER_PORT", "TF_CONFIG", "RANK_AGENT", "RUN_FACTS"}
+    | {"TRAINING_JOB_NAME", "TRAINING_JOB_ARN", "CURRENT_HOST"}
 )
 _LEFTOVER_PREFIXES = ("SM_", "SAGEMAKER_", "TORCHELASTIC_", "OMPI_", "PMIX_", "PMI_", "DMLC_")
 # The caller may set deadlines and limits; who and where the run is, we say.

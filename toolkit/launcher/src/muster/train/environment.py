@@ -25,8 +25,9 @@ from muster.types.run_files import COLLECTIVES, host_folder
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
+# Made for one process of a job around this one.
+_OF_A_RANK = ("RANK_AGENT", RUN_FACTS)
 _COLLECTIVES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
-_MADE_AT_START = (RUN_FACTS,)  # what another job had there is not this one's
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -50,11 +51,11 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without the variables of muster, and what it makes for ranks."""
+    """The environment without the variables of muster."""
     return {
         name: value
         for name, value in environ.items()
-        if not name.startswith(_OURS_ALONE) and name not in _MADE_AT_START
+        if not name.startswith(_OURS_ALONE) and name not in _OF_A_RANK
     }
 
 

@@ -6,6 +6,7 @@ MusterError
  |- InstallError      101  requirements or packages of the user    the user
  |- ClusterError      102  hosts that do not join or resolve       the platform, retry
  |- PeerError         102  a host that was lost during the run     the platform, retry
+ |- HangError         103  ranks that wait for ever (MUSTER_HANG_S) the user
  |- InternalError     105  a defect of muster                      us
  |- LaunchError       106  the launcher ended before its ranks     the platform, retry
  |- UserScriptError   the code of the first failing rank           the user
@@ -19,7 +20,7 @@ from collections.abc import Sequence
 from muster.types.values import NamedTuple
 
 STOPPED_EXIT_CODE = 143
-# 103 and 104 are kept for hangs and lost devices.
+# 104 is kept for lost devices.
 RESERVED_EXIT_CODES = frozenset({100, 101, 102, 103, 104, 105, 106, STOPPED_EXIT_CODE})
 
 
@@ -104,6 +105,12 @@ class ClusterError(MusterError):
 
 class PeerError(MusterError):
     exit_code = 102
+
+
+class HangError(MusterError):
+    """Ranks waited longer than `MUSTER_HANG_S` for what does not come."""
+
+    exit_code = 103
 
 
 class InternalError(MusterError):

@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 12
+ABI = 13
 RECORDS = 128
 UNDER_WAY = -1
 _VERBS = len(Verb)
@@ -102,6 +102,12 @@ class McRecord(ctypes.Structure):
     _fields_ = (("what", McDesc), ("began_s", f64), ("took_s", f64), ("code", i32), ("path", u32))
 
 
+class McNow(ctypes.Structure):
+    """mc_now: the call that runs, or the last one."""
+
+    _fields_ = (("what", McDesc), ("since_s", f64), ("running", u32))
+
+
 class McCall(ctypes.Structure):
     """mc_call: the arguments of one collective."""
 
@@ -163,6 +169,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_stats_read": (None, (ptr, ptr)),
     "mc_waits_read": (None, (ptr, ptr)),
     "mc_records_read": (u32, (ptr, ptr, u32)),
+    "mc_now_read": (ctypes.c_int, (ptr, ptr, ptr)),
     "mc_kernel_pack_i8": (None, (ptr, ptr, u64, ptr)),
     "mc_kernel_unpack_i8": (None, (ptr, ptr, u64)),
     "mc_kernel_unpack_add_i8": (None, (ptr, ptr, u64)),

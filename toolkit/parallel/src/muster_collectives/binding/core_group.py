@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from muster_collectives.binding import abi, library
+from muster_collectives.binding import abi, library, live
 from muster_collectives.binding.entry import Entry, SignalCheck
 from muster_collectives.binding.requests import Ends, Request, Ways
 from muster_collectives.runtime import reentrancy
@@ -34,6 +34,7 @@ from muster_collectives.runtime.types import (
     Description,
     DType,
     Failure,
+    Now,
     Op,
     Record,
     Stats,
@@ -69,6 +70,7 @@ class CoreGroup:
 
     transport = "native"
     global_ranks: tuple[int, ...] = ()  # of its ranks in the world
+    world_ranks: tuple[int, ...] = ()  # the same, () where its maker did not say
     # of groups that `init` and `new_group` made: where their children meet, and what ends with them
     store: Store | None = None
     children: int = 0
@@ -119,6 +121,7 @@ class CoreGroup:
         self._entry = Entry(self.library, handle.value, self._failure.address.value)
         self._run_core, self._post_core = self._entry.run, self._entry.post
         self.wait_core = self._entry.wait
+        live.groups.add(self)
 
     # --- collectives
 
@@ -294,6 +297,25 @@ class CoreGroup:
             count = self.library.mc_records_read(handle, ctypes.addressof(raw), abi.RECORDS)
         found = (abi.record(raw[index]) for index in range(count))
         return tuple(record for record in found if record is not None)
+
+    def now(self) -> Now | None:
+        """The call that runs, else the last one; None where there is none, the core could not tell,
+        or another thread closes the group. Never waits, so that any thread may ask at any time."""
+        raw, absent = abi.McNow(), (abi.u8 * self.size)()
+        if not self._entry_lock.acquire(False):
+            return None
+        try:  # a close waits for the lock, if only for a moment
+            if self._handle is None or os.getpid() != self._pid:
+                return None
+            at = ctypes.addressof(absent)
+            known = self.library.mc_now_read(self._handle, ctypes.addressof(raw), at)
+        finally:
+            self._entry_lock.release()
+        what = abi.description(raw.what) if known else None
+        if what is None:
+            return None
+        missing = tuple(rank for rank, value in enumerate(absent) if value)
+        return Now(what, float(raw.since_s), bool(raw.running), missing)
 
     # --- the end
 

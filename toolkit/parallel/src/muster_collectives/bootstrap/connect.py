@@ -74,6 +74,7 @@ def connect(
     agreement = Agreement(within, rank, size, name, limit_s)
     made = make(agreement, settings, environ)
     made.global_ranks = members = tuple(range(size) if global_ranks is None else global_ranks)
+    made.world_ranks = tuple(global_ranks or ())
     if layer is not None and settings.summary_dir:
         made.summary = Summary(
             Identity(name, rank, size, members, agreement.generation, layer), settings.summary_dir

@@ -43,7 +43,8 @@ def init(
     try:
         left_s = max(1.0, limit_s - (time.monotonic() - began))
         made = connect(store, where.rank, where.size, name=WORLD, timeout_s=left_s,
-                       settings=settings, environ=environ, layer=layer)  # fmt: skip
+                       settings=settings, environ=environ, layer=layer,
+                       global_ranks=range(where.size))  # fmt: skip
         try:
             # rank 0 may close, and its store with it, once nobody needs it for this any more
             Agreement(PrefixStore(store, "in"), where.rank, where.size, WORLD, left_s).barrier()

@@ -231,6 +231,17 @@ class Stats:
 
 
 @dataclass(frozen=True, slots=True)
+class Now:
+    """The call that runs, or the last one. `since_s`: on the monotonic clock, when it began or, if
+    it does not run, ended. `absent`: ranks of the group that are known not to have come."""
+
+    what: Description
+    since_s: float
+    running: bool
+    absent: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Record:
     """One line of the flight log; `began_s` is on the monotonic clock."""
 

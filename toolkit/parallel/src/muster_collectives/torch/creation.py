@@ -168,6 +168,8 @@ def make_group(
     """A group of its own store. Raises what `make_communicator` raises."""
     made = make_communicator(store, rank, size, name, timeout_s)
     nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
+    if made.communicator is not None:
+        made.communicator.world_ranks = tuple(members)
     below = dist.PrefixStore(made.generation, store)
 
     def host_group() -> MusterProcessGroup:

@@ -151,6 +151,11 @@ class Recorder:
         self._events_fd = -1
         self._thread: threading.Thread | None = None
 
+    @property
+    def folder(self) -> str:
+        """Of this host; "" for no record."""
+        return self._folder
+
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
         """Adds one event of `types.events`; its time is now. Any thread may."""
         if not self._folder:

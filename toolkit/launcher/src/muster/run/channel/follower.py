@@ -14,7 +14,7 @@ from muster.run.base.loop import Loop
 from muster.run.channel import wire
 from muster.run.channel.attempt import Attempt
 from muster.run.channel.identity import PROTOCOL, Identity, brief, briefs
-from muster.run.channel.messages import Message, ToLeader, WireError
+from muster.run.channel.messages import Message, Question, ToLeader, WireError
 from muster.run.channel.session import Frames, Session, host_port
 from muster.run.channel.suspension import SuspensionGuard
 from muster.types.deadlines import Deadlines
@@ -82,7 +82,7 @@ class Follower:
         self._loop.after(limit_s, self._give_up)
         self._next_address()
 
-    def send(self, message: ToLeader) -> None:
+    def send(self, message: ToLeader | Question) -> None:
         """To the leader, now or when the connection is back."""
         self.session.send(message)
 

@@ -15,7 +15,15 @@ from muster.run.base.loop import Loop, Timer
 from muster.run.channel import wire
 from muster.run.channel.handshake import Handshake, parse_hello, share_of_files
 from muster.run.channel.identity import Hello, Identity, briefs, disagreement
-from muster.run.channel.messages import Message, StagedHost, ToHost, ToLeader, WireError, to_wire
+from muster.run.channel.messages import (
+    Message,
+    Question,
+    StagedHost,
+    ToHost,
+    ToLeader,
+    WireError,
+    to_wire,
+)
 from muster.run.channel.session import Session, family, host_port
 from muster.run.channel.suspension import SuspensionGuard
 from muster.types.deadlines import Deadlines
@@ -25,7 +33,7 @@ PENDING_LIMIT = 64  # or the number of hosts, if more: all of them may come at o
 BACKLOG = 4096  # connections that the kernel holds until they are accepted
 HANDSHAKE_S = 5.0
 REST_S = 0.1
-_FROM_HOSTS = get_args(ToLeader)
+_FROM_HOSTS = (*get_args(ToLeader), *get_args(Question))
 
 
 class LeaderEvents(Protocol):
@@ -33,7 +41,7 @@ class LeaderEvents(Protocol):
 
     def peer_joined(self, host: int) -> None: ...
     def peer_disagrees(self, host: int, what: str) -> None: ...
-    def peer_said(self, host: int, message: ToLeader) -> None: ...
+    def peer_said(self, host: int, message: ToLeader | Question) -> None: ...
     def peer_silent(self, host: int, silent_s: float) -> None: ...
     def peer_heard_again(self, host: int) -> None: ...
     def peer_suspect(self, host: int) -> None: ...
@@ -127,7 +135,7 @@ class Leader:
         """Of a host that has joined: its messages, and the connection that they use now."""
         return self._peers[host].session
 
-    def send(self, host: int, message: ToHost) -> None:
+    def send(self, host: int, message: ToHost | Question) -> None:
         """To one host that has joined; otherwise nothing."""
         peer = self._peers.get(host)
         if peer is not None:

@@ -25,6 +25,9 @@ MESSAGE_BYTES = (64 << 10) - 256  # of a frame, less what goes around a message 
 FACTS_BYTES = 48 << 10  # of one frame
 MOST_DEVICES = 1 << 14  # CPUs, GPUs or Neuron cores of one host
 JSON_BYTES_PER_CHARACTER = 12  # at most: \ud83d\ude00
+REPLY_BYTES = 48 << 10  # of one part of an answer
+MOST_PARTS = 512  # of one answer
+MOST_RANKS_ASKED = 8192  # of one question: they fit a frame
 
 
 class WireError(Exception):
@@ -138,9 +141,29 @@ class Leave(Bare):
     """To a host: the leader has written its files, go."""
 
 
+class Query(NamedTuple):
+    """A question about ranks, beside the life of the job: to a host about its own (`ranks`; none:
+    all of them), to the leader about the whole job. `number`: the asker's, in the answer's parts
+    too. `what`: see `run.observe.query`."""
+
+    number: int
+    what: str
+    ranks: tuple[int, ...] = ()
+
+
+class Reply(NamedTuple):
+    """One part of the answer to a question: `REPLY_BYTES` of base64 text at most."""
+
+    number: int
+    part: int
+    parts: int
+    text: str
+
+
+Question = Union[Query, Reply]  # noqa: UP007 - beside the state machines, which never see them
 ToLeader = Union[StagedHost, Ready, Registered, Report, Stopping, HostEnded]  # noqa: UP007
 ToHost = Union[FactsPart, Go, StartDaemon, WindDown, Stop, Verdict, Leave]  # noqa: UP007
-Message = Union[ToLeader, ToHost]  # noqa: UP007
+Message = Union[ToLeader, ToHost, Question]  # noqa: UP007
 
 _PLAIN: Mapping[str, type[Any]] = {
     kind.__name__: kind for kind in (Ready, Registered, Stopping, Go, WindDown, Stop, Leave)
@@ -172,14 +195,12 @@ def from_wire(fields: list[Any]) -> Message:
         if name == "StagedHost":
             (facts,) = values
             return StagedHost(_facts(facts))
-        if name == "FactsPart":
-            return _facts_part(*values)
         if name == "Report":
             failures, host_error = values
             error = None if host_error is None else _typed(HostError, host_error)
             return Report(_failures(failures), error)
-        if name == "HostEnded":
-            return _host_ended(*values)
+        if isinstance(name, str) and name in _MADE:
+            return _MADE[name](*values)
     except (TypeError, ValueError) as error:
         raise WireError(f"a {name} with wrong fields") from error
     raise WireError("an unknown message")
@@ -329,6 +350,23 @@ def _host_ended(ranks: Any, failures: Any, phases: Any, digest: Any) -> HostEnde
     return HostEnded(ends, _failures(failures), phases, digest)
 
 
+def _query(number: Any, what: Any, ranks: Any) -> Query:
+    made = _typed(Query, [number, what, ()])
+    asked = _list_of(ranks)
+    if len(asked) > MOST_RANKS_ASKED or len(made.what) > 32:
+        raise ValueError("a question of impossible size")
+    if not all(type(rank) is int and 0 <= rank < 1 << 31 for rank in asked):
+        raise TypeError("a rank that is none")
+    return made._replace(ranks=tuple(asked))
+
+
+def _reply(*values: Any) -> Reply:
+    made = _typed(Reply, list(values))
+    if not 0 <= made.part < made.parts <= MOST_PARTS or len(made.text) > REPLY_BYTES:
+        raise ValueError("a part that does not exist, or is too large")
+    return made
+
+
 def _failures(values: Any) -> tuple[RankFailure, ...]:
     return tuple(_typed(RankFailure, value) for value in _list_of(values))
 
@@ -338,3 +376,11 @@ def _outcome(values: Any) -> Outcome:
     if isinstance(made, Failed) and made.first is not None:
         made = made._replace(first=_typed(RankFailure, list(made.first)))
     return _typed(type(made), list(made))
+
+
+_MADE: Mapping[str, Callable[..., Message]] = {
+    "FactsPart": _facts_part,
+    "HostEnded": _host_ended,
+    "Query": _query,
+    "Reply": _reply,
+}

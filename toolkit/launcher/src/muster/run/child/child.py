@@ -24,6 +24,8 @@ class Child:
     long after its end a process below it may keep its output open; None for as long as it likes.
     """
 
+    has_agent = False  # whether the agent in its Python, if that has one, is of use
+
     def __init__(self, loop: Loop, what: str, drain_s: float | None) -> None:
         self.what = what
         self.handle: ShimHandle | None = None
@@ -75,6 +77,8 @@ class Child:
         self._open_streams = len(streams)
         for stream in streams:
             pump.add(stream)
+        if not self.has_agent:
+            handle.drop_agent()
         handle.start(argv, environ, cwd)
         if handle.ended:  # its shim died after it had registered and before this call
             self.note_end()

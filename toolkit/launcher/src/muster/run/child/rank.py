@@ -38,6 +38,8 @@ _OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own
 class Rank(Child):
     """One rank of this host."""
 
+    has_agent = True
+
     def __init__(self, slot: RankSlot, loop: Loop, owner: HostRanks, drain_s: float) -> None:
         super().__init__(loop, f"rank {slot.rank}", drain_s)
         self.slot = slot

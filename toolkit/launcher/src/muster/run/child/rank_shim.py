@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 SHARED = b"MUSTER_SHARED"
+AGENT = b"RANK_AGENT"  # of an order: the script shall have its agent
 PREFIX = "muster-"  # of the name of a supervisor's private folder
 SOCKET = "s"  # in it
 PR_SET_CHILD_SUBREAPER = 36
@@ -92,10 +93,35 @@ def become_subreaper() -> bool:
     return bool(call_function(prctl, (PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)) == 0)
 
 
+def agent_ends() -> tuple[int, ...]:
+    """What a rank's agent is asked and answers by, and what its signal handler writes to: the
+    supervisor's two ends, then the rank's. () where descriptors are short: it goes without."""
+    made: list[int] = []
+    try:
+        made += (end.detach() for end in _socket.socketpair())
+        made += os.pipe()
+    except OSError:
+        close(made)
+        return ()
+    os.set_blocking(made[3], False)  # a signal handler that waits would stop the rank
+    return made[0], made[2], made[1], made[3]
+
+
+def close(descriptors: "Iterable[int]") -> None:
+    for fd in descriptors:
+        os.close(fd)
+
+
 def start(
-    argv: list[bytes], environ: dict[bytes, bytes], cwd: bytes, output: int, errors: int
+    argv: list[bytes],
+    environ: dict[bytes, bytes],
+    cwd: bytes,
+    output: int,
+    errors: int,
+    agent: tuple[int, ...] = (),
 ) -> tuple[int, int]:
-    """Forks and executes; returns (pid, 0) or (pid, errno of the step that failed)."""
+    """Forks and executes; returns (pid, 0) or (pid, errno of the step that failed). `agent`: what
+    the script's Python may answer by; the variable names the one process that it is meant for."""
     failed_r, failed_w = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -107,6 +133,10 @@ def start(
             os.dup2(errors, 2)
             for number in (*IGNORED, _signal.SIGPIPE, _signal.SIGXFSZ):
                 _signal.signal(number, _signal.SIG_DFL)
+            for fd in agent:
+                os.set_inheritable(fd, True)
+            if agent:
+                environ[AGENT] = b"%d:%d,%d" % (os.getpid(), *agent)
             os.chdir(cwd)
             os.execvpe(argv[0], argv, environ)
         except OSError as error:
@@ -317,9 +347,12 @@ def main() -> int:
     err_r, err_w = os.pipe()
     hello = [b"hello", role.encode(), token.encode(), str(os.getpid()).encode()]
     hello += [name + b"=" + value for name, value in os.environb.items() if name != b"MUSTER_SHIM"]
-    send(sock, hello, (out_r, err_r))
-    os.close(out_r)
-    os.close(err_r)
+    agent = agent_ends() if role.partition(":")[0] in ("rank", "spare") else ()
+    try:
+        send(sock, hello, (out_r, err_r, *agent[:2]))
+    except OSError:  # too many descriptors are under way to it
+        send(sock, hello, (out_r, err_r))
+    close((out_r, err_r, *agent[:2]))
     become_subreaper()
     order = receive(sock)
     if order is None:
@@ -330,7 +363,10 @@ def main() -> int:
     argv, entries = order[3 : 3 + count], order[3 + count :]
     environ = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
     shared = environ.pop(SHARED, b"")
-    code = run(sock, argv, environ, order[1], (out_w, err_w))
+    if environ.pop(AGENT, None) is None:
+        close(agent[2:])
+        agent = ()
+    code = run(sock, argv, environ, order[1], (out_w, err_w, *agent[2:]))
     if code == GONE:
         tidy(path, shared)
     return code
@@ -356,19 +392,20 @@ def run(
     argv: list[bytes],
     environ: dict[bytes, bytes],
     cwd: bytes,
-    streams: tuple[int, int],
+    descriptors: tuple[int, ...],
 ) -> int:
-    """Starts the script and watches it to the end; this process's exit code."""
+    """Starts the script and watches it to the end; this process's exit code. `descriptors`: for its
+    output, its errors and, if it has one, its agent."""
     wake_r, wake_w = os.pipe()
     os.set_blocking(wake_w, False)
     _signal.set_wakeup_fd(wake_w, warn_on_full_buffer=False)
     _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
     try:
-        pid, failed = start(argv, environ, cwd, *streams)
+        output, errors, *agent = descriptors
+        pid, failed = start(argv, environ, cwd, output, errors, tuple(agent))
     except OSError as error:
         pid, failed = 0, error.errno or errno.EAGAIN
-    for fd in streams:
-        os.close(fd)
+    close(descriptors)
     shim = Shim(sock, pid)
     if failed:
         shim.running, shim.reported = False, True

@@ -35,6 +35,10 @@ FAILURES_REPORTED = 5  # so many texts fit a frame beside the ends of 1,024 rank
 FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is reported by then
 RECORDED_OF_FAILURE = ("status", "summary", "at_s", "peer_lost")
 WATCH_S = 2.0  # what has ended by then is not looked at: no training is that short
+NO_AGENTS = (
+    "the limit of open files (ulimit -n) is low: the ranks of this host run without agents, so "
+    "`muster stacks` cannot ask them"
+)
 SHIM_S = 0.25  # how long a rank may take to say why its launcher killed its shim
 
 
@@ -92,6 +96,7 @@ class HostRanks:
         self._failed: set[int] = set()  # ranks whose failure is recorded
         self._held: set[int] = set()  # ranks whose failure waits for its cause to show
         self._released = False
+        self._agents = True  # whether ranks have agents
         self._started = False
         self._leads = False
         self._watch: GroupWatch | None = None
@@ -119,6 +124,9 @@ class HostRanks:
         self._kills.begin(self._loop, lambda: self._over)
         drain_s = self._deadlines.drain_s
         self._ranks = [Rank(slot, self._loop, self, drain_s) for slot in plan.ranks_of(host)]
+        self._agents = self._pool.room_for_agents(len(self._ranks))
+        if not self._agents:
+            self._events.ranks_note(NO_AGENTS)
         self._leads = host == plan.leader
         self._servers.start(plan.services, at_start)
         self.launching.start(plan, at_start)
@@ -126,6 +134,10 @@ class HostRanks:
             for rank in self._ranks:
                 environ = {**plan.script.env, **at_start}
                 self._pool.spawn(f"rank:{rank.slot.local_rank}", environ, self)
+
+    def handle_of(self, rank: int) -> ShimHandle | None:
+        """The process of a rank of the job, if it is one of this host's and has registered."""
+        return next((one.handle for one in self._ranks if one.slot.rank == rank), None)
 
     def wind_down(self) -> None:
         """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
@@ -200,6 +212,8 @@ class HostRanks:
         if rank is None:
             turn_away(handle, out_fd, err_fd)
             return
+        if not self._agents:
+            handle.drop_agent()
         script = self._plan.script
         at_start = {**self._at_start, **self.launching.shared}
         environ = self._plan.rank_environment(rank.slot.rank, handle.environ, at_start)
@@ -364,6 +378,12 @@ class HostRanks:
                 **{name: getattr(failure, name) for name in RECORDED_OF_FAILURE},
             )
         return failure
+
+    @property
+    def of_world(self) -> list[Rank]:
+        """The ranks of this host that belong to the world."""
+        size = 0 if self._plan is None else self._plan.world_size
+        return [rank for rank in self._ranks if rank.slot.rank < size]
 
     @property
     def all_ran(self) -> bool:

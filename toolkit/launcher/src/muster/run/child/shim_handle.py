@@ -45,6 +45,9 @@ class ShimHandle:
         self.failure = ""  # why it could not be started, and the errno when there is one
         self.failed_errno = 0
         self.lost = False  # another part of this process took its status, which is lost
+        self.agent = -1  # what the agent in a rank's Python answers by; -1: there is none
+        self.agent_dump = -1  # what its signal handler writes stacks to
+        self._forget: Callable[[int], None] = lambda _fd: None
         self.connected = True
         self.released = False
         self._inbox = b""
@@ -71,6 +74,20 @@ class ShimHandle:
         """Whether it could not be started because the machine is short of something."""
         return shortage(self.failed_errno) is not None
 
+    def take_agent(self, agent: int, dump: int, forget: Callable[[int], None]) -> None:
+        """Holds a rank's agent from now on. `forget(fd)` is called before one is closed."""
+        os.set_blocking(agent, False)
+        os.set_blocking(dump, False)
+        self.agent, self.agent_dump, self._forget = agent, dump, forget
+
+    def drop_agent(self) -> None:
+        """It has ended, or is no rank; may be called twice."""
+        ends, self.agent, self.agent_dump = (self.agent, self.agent_dump), -1, -1
+        for fd in ends:
+            if fd >= 0:
+                self._forget(fd)
+                os.close(fd)
+
     def order(self, *fields: bytes) -> None:
         """Gives one order, at once or as soon as the shim takes it, whole and in turn; a shim that
         is gone is noticed by its socket, not here."""
@@ -91,8 +108,10 @@ class ShimHandle:
             self._watch_writes(self, self._waits)
 
     def start(self, argv: Sequence[str], environ: Mapping[str, str], cwd: str) -> None:
-        """Tells the shim what to run."""
+        """Tells the shim what to run, and whether its agent's descriptors go with it."""
         entries = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
+        if self.agent >= 0:
+            entries.append(rank_shim.AGENT + b"=")
         arguments = [os.fsencode(text) for text in argv]
         count = str(len(arguments)).encode()
         self.order(b"start", os.fsencode(cwd), count, *arguments, *entries)

@@ -29,6 +29,9 @@ REST_S = 0.1
 SPARE_ENDS_S = 1.0  # once killed; only one in uninterruptible sleep takes longer
 ORPHAN_S = 2.0  # until the status of an orphan must have been reported
 MESSAGE_LIMIT_BYTES = 64 << 20
+AGENTS_FROM_FILES = 256  # under a lower limit what there is is for ranks
+FILES_PER_RANK = 10  # with its agent's two, and some to spare
+CLOEXEC = 0x40000000  # MSG_CMSG_CLOEXEC, which the socket module has from 3.11 on
 
 NEVER_STARTED = (
     "a process that muster needs ended before it could start anything",
@@ -72,6 +75,15 @@ class ShimPool:
         self._others = others
         self._changed = changed
         self._asked = asked or _refuse
+
+    @staticmethod
+    def room_for_agents(ranks: int = 0) -> bool:
+        """Whether the limit of open files leaves room for the agents of so many more ranks."""
+        limit = os.sysconf("SC_OPEN_MAX")
+        if 0 <= limit < AGENTS_FROM_FILES:
+            return False
+        needed = len(os.listdir("/proc/self/fd")) + FILES_PER_RANK * ranks if ranks else 0
+        return limit < 0 or needed <= limit
 
     @property
     def variable(self) -> str:
@@ -126,6 +138,7 @@ class ShimPool:
             pending.drop()
         for handle in self.all:
             self._disconnect(handle)
+            handle.drop_agent()
         self.scratch.remove()
 
     def _fork(self, role: str, environ: Mapping[str, str], owner: Owner | None) -> int:
@@ -198,7 +211,7 @@ class ShimPool:
         if fields[:2] == [b"ask", self._token.encode()]:
             self._answer(pending, tuple(os.fsdecode(field) for field in fields[2:]))
             return
-        shim = len(fields) >= 4 and fields[0] == b"hello" and -1 not in pending.descriptors
+        shim = len(fields) >= 4 and fields[0] == b"hello" and len(pending.descriptors) >= 2
         if not shim or fields[2] != self._token.encode():
             pending.drop()
             return
@@ -208,7 +221,12 @@ class ShimPool:
         handle = ShimHandle(role, pending.sock, pending.pid, environ, self._listen_to)
         self.all.append(handle)
         self._listen_to(handle, False)
-        arrived = (handle, *pending.descriptors)
+        out_fd, err_fd, *agent = pending.descriptors
+        if len(agent) == 2:
+            handle.take_agent(agent[0], agent[1], self.loop.forget)
+        if not self.room_for_agents():
+            handle.drop_agent()
+        arrived = (handle, out_fd, err_fd)
         if role == SPARE and not self._spare.role:
             self._spare.arrived = arrived
             return
@@ -258,6 +276,7 @@ class ShimPool:
         if handle.ended:
             return
         handle.status = status
+        handle.drop_agent()
         self._changed(handle)
 
     def _drop(self, handle: ShimHandle) -> None:
@@ -314,6 +333,7 @@ def turn_away(handle: ShimHandle, out_fd: int, err_fd: int) -> None:
     """Releases a shim that registered but is not needed."""
     os.close(out_fd)
     os.close(err_fd)
+    handle.drop_agent()
     handle.release()
 
 
@@ -344,22 +364,22 @@ class _Hello:
     def __init__(self, sock: socket.socket, pid: int) -> None:
         self.sock = sock
         self.pid = pid
-        self.descriptors: tuple[int, int] = (-1, -1)
+        self.descriptors: list[int] = []  # of output and errors, and of the agent if it has one
         self._data = b""
 
     def read(self) -> list[bytes] | None:
         """The fields of the hello once it is whole, [] when the peer is gone, else None."""
         try:
-            data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, 2)
+            data, descriptors, _, _ = socket.recv_fds(self.sock, 65536, 4, CLOEXEC)
         except BlockingIOError:
             return None
         except OSError:
             return []
-        if len(descriptors) == 2 and -1 in self.descriptors:
-            self.descriptors = (descriptors[0], descriptors[1])
-        else:
-            for fd in descriptors:
-                os.close(fd)
+        # where this process has no room for all, the kernel passes the first ones
+        taken = 0 if self.descriptors or len(descriptors) < 2 else len(descriptors) // 2 * 2
+        self.descriptors += descriptors[:taken]
+        for fd in descriptors[taken:]:
+            os.close(fd)
         self._data += data
         size = int.from_bytes(self._data[:4], "big")
         if not data or size > MESSAGE_LIMIT_BYTES:
@@ -370,6 +390,5 @@ class _Hello:
 
     def drop(self) -> None:
         for fd in self.descriptors:
-            if fd >= 0:
-                os.close(fd)
+            os.close(fd)
         self.sock.close()

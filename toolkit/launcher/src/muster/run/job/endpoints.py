@@ -16,6 +16,9 @@ from muster.run.channel.messages import (
     HostEnded,
     Leave,
     Message,
+    Query,
+    Question,
+    Reply,
     StartDaemon,
     Stopping,
     ToHost,
@@ -41,7 +44,7 @@ ASKERS = 64  # that claim to be one host while its name is looked up
 class LeaderEndpoint:
     """The leader's end of the control channel, with the coordinator.
 
-    `happen` takes the events of this host's own life.
+    `happen` takes the events of this host's own life, `on_question` what is asked beside it.
     """
 
     clock_offset_s = 0.0
@@ -59,6 +62,7 @@ class LeaderEndpoint:
         self._loop = loop
         self._context = context
         self._happen = happen
+        self.on_question: Callable[[int, Question], None] = lambda _host, _question: None
         self._log = log
         self._recorder = recorder
         self._me = cluster.current
@@ -86,6 +90,11 @@ class LeaderEndpoint:
 
     def send(self, message: ToLeader) -> None:
         self.peer_said(self._me, message)
+
+    def ask(self, host: int, question: Question) -> None:
+        """A question or an answer to another host, beside the life of the job."""
+        if self._leader is not None:
+            self._leader.send(host, question)
 
     def job_secret(self, purpose: str) -> str:
         """A secret of this job, the same on all hosts."""
@@ -144,7 +153,10 @@ class LeaderEndpoint:
         self._coordinator.disagrees(host, what, time.monotonic())
         self._carry_out()
 
-    def peer_said(self, host: int, message: ToLeader) -> None:
+    def peer_said(self, host: int, message: ToLeader | Question) -> None:
+        if isinstance(message, Query | Reply):
+            self.on_question(host, message)
+            return
         if isinstance(message, HostEnded) and self._coordinator.outcome is None:
             self._ended[host] = message  # a later one is no part of the outcome
         if isinstance(message, Stopping):
@@ -294,6 +306,7 @@ class FollowerEndpoint:
 
         self._context = context
         self._happen = happen
+        self.on_question: Callable[[int, Question], None] = lambda _host, _question: None
         self._log = log
         self._recorder = recorder
         self._recorded_offset_s = float("inf")
@@ -328,6 +341,10 @@ class FollowerEndpoint:
             self._own = message
             self._record_clock()  # of a job that no tick has seen
         self._follower.send(message)
+
+    def ask(self, host: int, question: Question) -> None:
+        """A question or an answer to the leader."""
+        self._follower.send(question)
 
     def job_secret(self, purpose: str) -> str:
         return self._follower.job_secret(purpose)
@@ -371,6 +388,9 @@ class FollowerEndpoint:
         self._happen(e.NotJoined(text))
 
     def leader_said(self, message: Message) -> None:
+        if isinstance(message, Query | Reply):
+            self.on_question(self._context.cluster.distribution[0], message)
+            return
         self._happen(e.FromLeader(message))  # type: ignore[arg-type]
 
     def leader_silent(self, silent_s: float) -> None:

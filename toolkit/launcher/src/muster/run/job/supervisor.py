@@ -31,6 +31,7 @@ from muster.run.job.context import Ending, JobContext, Work, host_error_of, writ
 from muster.run.job.endpoints import Endpoint, FollowerEndpoint, LeaderEndpoint
 from muster.run.job.figures import Figures
 from muster.run.job.hostlife import HostLife, State
+from muster.run.job.observing import Observing
 from muster.run.job.teardown import Teardown
 from muster.run.job.verdict import from_host_error, placed
 from muster.types.errors import MusterError, StoppedError
@@ -106,6 +107,10 @@ class _Supervisor:
             context.around,
             self._mask,
         )
+        self._observing = Observing(
+            self._loop, context, self._endpoint, self._ranks, self._recorder, self._log, self._mask,
+            lambda: self._plan, lambda: self._life.state is State.WATCH, self._happen,
+        )  # fmt: skip
         pool.serve(self._ranks, self._changed, self._asked)
         self._reaper = Reaper(self._loop, pool.shims.__contains__, self._shim_ended, pool.adopted)
         self._stopped = StoppedShims(
@@ -158,6 +163,7 @@ class _Supervisor:
     def _break_off(self, error: Exception) -> Outcome:
         """A defect of muster: everything on this host ends, and the files say so."""
         self._busy = True  # nothing that happens from here on is acted on
+        self._observing.end()
         outcome = self._life.outcome
         if outcome is None or isinstance(outcome, Succeeded):
             cluster = self._context.cluster
@@ -336,6 +342,7 @@ class _Supervisor:
 
     def ranks_started(self, count: int) -> None:
         self._happen(e.AllRegistered(count))
+        self._observing.begin()
 
     def rank_failed(self, failure: RankFailure) -> None:
         what = failure.summary or f"status {failure.status}"
@@ -357,6 +364,7 @@ class _Supervisor:
 
     def _wrap_up(self) -> None:
         """Lets the processes go, makes sure that nothing is left, then writes the files."""
+        self._observing.end()
         self._notes = self._stopped.notes
         well = isinstance(self._life.outcome, Succeeded)
         self._teardown.begin(self._ranks, self._thread, well)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 
 from muster.run.base.evidence import frames
 from muster.run.channel.messages import HostError, RankEnd
-from muster.types.errors import PeerError
+from muster.types.errors import HangError, PeerError
 from muster.types.names import listed
 from muster.types.outcome import (
     Failed,
@@ -101,6 +101,8 @@ def lost_host(loss: Loss) -> Failed:
 
 def placed(host_error: HostError, host: str, hosts: int) -> HostError:
     """The error with the name of the host that had it first, where there are several."""
+    if host_error.kind == HangError.__name__:  # of the whole job
+        return host_error
     if hosts == 1 or re.search(rf"\b{re.escape(host)}\b", host_error.message):
         return host_error
     return host_error._replace(message=f"{host_error.message} (on {host})")

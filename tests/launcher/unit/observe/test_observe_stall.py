@@ -1,0 +1,88 @@
+"""When a roll call is due by itself, and when ranks that wait end a job."""
+
+from __future__ import annotations
+
+from muster.run.observe.rollcall import RollVerdict
+from muster.run.observe.stall import IDLE, WAIT, StallClock
+from muster.types.deadlines import Deadlines
+
+STUCK = RollVerdict("waiting", "rank 1 ...", (1,), (0,), 100.0)
+
+
+def clock(**limits: float) -> StallClock:
+    return StallClock(Deadlines()._replace(**limits), 0.0)
+
+
+def test_a_stall_is_said_at_its_limit_and_again_after_twice_the_time() -> None:
+    made = clock(stall_wait_s=60)
+    said = [
+        time_s
+        for time_s in range(0, 500, 5)
+        if made.is_due(WAIT, time_s) and made.says(WAIT, time_s)
+    ]
+    assert said == [60, 120, 240, 480]
+
+
+def test_a_roll_call_that_found_nothing_is_not_made_at_every_look() -> None:
+    made, called = clock(stall_wait_s=60, hang_s=100), []
+    for time_s in range(0, 500, 5):
+        if made.is_due(WAIT, time_s):
+            made.called(WAIT, time_s)
+            called.append(time_s)
+    assert called == [60, 90, 100, 150, 225, 340]
+    assert not made.is_due(WAIT, 2)
+    assert made.is_due(WAIT, 60)
+
+
+def test_another_wait_counts_from_its_own_beginning() -> None:
+    made = clock(stall_wait_s=60)
+    assert made.says(WAIT, 200)
+    assert not made.is_due(WAIT, 3)
+    assert made.is_due(WAIT, 60)
+
+
+def test_the_time_while_the_host_was_suspended_does_not_count() -> None:
+    made = clock(stall_wait_s=60)
+    for now in range(5, 50, 5):
+        assert not made.looks(now)
+    assert made.looks(1000)
+    assert made.counted(990, 1010) == 10
+    assert not made.is_due(WAIT, made.counted(990, 1010))
+
+
+def test_nothing_is_looked_at_where_all_limits_are_off() -> None:
+    assert clock(stall_wait_s=0, stall_idle_s=0).every_s == 0
+    assert not clock(stall_wait_s=0, stall_idle_s=0).is_due(WAIT, 1e9)
+
+
+def test_a_job_ends_only_after_two_roll_calls_that_agree() -> None:
+    made = clock(hang_s=30)
+    assert not made.hangs(WAIT, STUCK, 60.0, 200.0)
+    assert made.doubts
+    assert not made.hangs(WAIT, STUCK._replace(guilty=(2,)), 60.0, 201.0)
+    assert made.hangs(WAIT, STUCK._replace(guilty=(2,)), 60.0, 202.0)
+
+
+def test_who_works_saves_or_has_not_waited_long_enough_ends_no_job() -> None:
+    made = clock(hang_s=30)
+    for verdict in (
+        STUCK._replace(kind="busy"),
+        STUCK._replace(kind="work"),
+        STUCK._replace(kind="apart"),
+        STUCK._replace(waited_s=29),
+    ):
+        assert not any(made.hangs(WAIT, verdict, 60.0, 200.0 + n) for n in range(3))
+    assert not any(clock().hangs(WAIT, STUCK, 60.0, 200.0 + n) for n in range(3))
+
+
+def test_idle_ranks_end_a_job_by_the_time_that_all_hosts_agree_on() -> None:
+    made = clock(hang_s=30)
+    idle = RollVerdict("idle", "ranks 0-1 are idle", (), (0, 1), 500.0)
+    assert not any(made.hangs(IDLE, idle, 10.0, 200.0 + n) for n in range(3))
+    assert [made.hangs(IDLE, idle, 31.0, 200.0 + n) for n in range(2)] == [False, True]
+
+
+def test_a_guilty_rank_that_did_something_of_late_ends_no_job() -> None:
+    made = clock(hang_s=30)
+    assert not any(made.hangs(WAIT, STUCK, 14.0, 200.0 + n) for n in range(3))
+    assert [made.hangs(WAIT, STUCK, 15.0, 200.0 + n) for n in range(2)] == [False, True]

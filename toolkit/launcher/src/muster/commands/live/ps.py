@@ -1,0 +1,62 @@
+"""`muster ps`: the ranks of a run, a line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from muster.arguments import Parser, UsageError
+from muster.commands.live.stacks import add_run
+from muster.local import control_client
+from muster.run.observe.control import STATE, Inquiry
+from muster.run.observe.wording import seconds, text_of
+from muster.types.plain import columns
+
+EXAMPLES = """\
+examples:
+  muster ps            host, rank, pid, step, rate, age of the last output, state
+  muster ps --json     the same for programs
+
+Step and rate are those of muster.metrics; a rank of which they are not known has a -.
+"""
+HEAD = ("HOST", "RANK", "PID", "STEP", "STEPS/S", "OUTPUT", "CPU", "STATE")
+
+
+def add_arguments(parser: Parser) -> None:
+    parser.description = EXAMPLES
+    add_run(parser)
+    parser.add_argument("--json", action="store_true", help="for programs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0. Raises UsageError where nothing answers."""
+    found = control_client.find(args.run)
+    answer = control_client.ask(found, Inquiry(STATE))
+    if args.json:
+        sys.stdout.write(json.dumps(answer) + "\n")
+        return 0
+    try:
+        lines = columns([HEAD, *map(_row, answer["ranks"])], right=(1, 2, 3, 4, 5, 6))
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{found.name} is of another version of muster", "use --json") from None
+    if answer.get("silent"):
+        lines.append(f"did not answer: {', '.join(map(text_of, answer['silent']))}")
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
+def _row(rank: Mapping[str, Any]) -> tuple[str, ...]:
+    step, rate, ended = rank["step"], rank["rate"], rank["ended"] is not None
+    return (
+        text_of(rank["host"]),
+        str(int(rank["rank"])),
+        str(int(rank["pid"])),
+        "-" if step is None else str(int(step)),
+        "-" if rate is None else f"{rate:.3g}",
+        "-" if ended else f"{seconds(rank['silent_s'])} ago",
+        "-" if ended else f"{100 * rank['cpu_share']:.0f} %",
+        text_of(rank["state"]),
+    )

@@ -1,0 +1,128 @@
+"""Finds the run that is meant among those that run, and asks one of its hosts."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import stat
+from typing import Any
+
+from muster.arguments import UsageError
+from muster.local.record import history, layout, runfolder
+from muster.run.observe import control
+from muster.run.observe.control import Inquiry
+from muster.types.names import TYPED, did_you_mean, listed
+from muster.types.plain import printable
+from muster.types.values import NamedTuple
+
+CONTAINER = "output/data/muster"  # below SAGEMAKER_BASE_DIR or /opt/ml
+
+
+class LiveRun(NamedTuple):
+    """A run that can be asked. `folders`: of the hosts that listen."""
+
+    path: str
+    folders: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return os.path.basename(self.path)
+
+
+def find(name: str | None) -> LiveRun:
+    """The run by its name below `muster-runs` or its path; without one, the only one that runs
+    here. Raises UsageError."""
+    if name is not None:
+        return _named(name)
+    found = [run for run in map(_live, _candidates()) if run is not None]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        names = listed(run.name for run in found)
+        raise UsageError(f"{len(found)} runs are running: {names}", "name one of them")
+    raise UsageError(
+        f"no run can be asked here: none below {os.path.realpath(layout.RUNS)} or "
+        f"{_container()} is running",
+        "a run answers from 0.3 s after its ranks have started; name its folder if it is elsewhere",
+    )
+
+
+def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
+    """The answer of the first host that gives one. Raises UsageError."""
+    why = "no host listens"
+    for folder in run.folders:
+        try:
+            answer = control.ask(folder, request)
+        except (OSError, ValueError) as error:
+            why = str(error) or type(error).__name__
+            continue
+        if "error" in answer:
+            said, fix = (printable(str(answer.get(key, ""))) for key in ("error", "fix"))
+            raise UsageError(f"{run.name}: {said}", fix)
+        return answer
+    raise UsageError(f"{run.name} does not answer: {why}", "it may have ended just now; try again")
+
+
+def _container() -> str:
+    return os.path.join(os.environ.get("SAGEMAKER_BASE_DIR") or "/opt/ml", CONTAINER)
+
+
+def _candidates() -> list[str]:
+    """Folders of runs, the running ones of `muster local` first."""
+    root = os.path.realpath(layout.RUNS)
+    try:
+        names = sorted(name for name in os.listdir(root) if name != history.LATEST)
+    except OSError:
+        names = []
+    paths = [os.path.join(root, name) for name in names]
+    return [path for path in paths if not history.is_over(path)] + [_container()]
+
+
+def _live(path: str) -> LiveRun | None:
+    """The run, if a host of it listens. Raises UsageError for another user's."""
+    try:
+        names = sorted(os.listdir(path), key=lambda name: (len(name), name))
+    except PermissionError:
+        raise UsageError(_whose(path), "ask as that user, or as root") from None
+    except OSError:
+        return None
+    folders = [os.path.join(path, name) for name in names]
+    listening = tuple(folder for folder in folders if _listens(folder))
+    return LiveRun(path, listening) if listening else None
+
+
+def _listens(folder: str) -> bool:
+    try:
+        if not stat.S_ISSOCK(os.lstat(os.path.join(folder, control.NAME)).st_mode):
+            return False
+        control.connected(folder, 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
+def _named(name: str) -> LiveRun:
+    places = [os.path.join(layout.RUNS, name), name] if name else []
+    for path in map(os.path.realpath, filter(os.path.isdir, places)):
+        found = _live(path)
+        if found is not None:
+            return found
+        if os.path.exists(os.path.join(path, layout.MARK)) and not history.is_over(path):
+            fix = "a run answers from 0.3 s after its ranks have started"
+            raise UsageError(f"{name} cannot be asked yet", fix)
+        raise UsageError(f"{name} is not running", "muster history lists the runs that ended")
+    known = [os.path.basename(path) for path in _candidates()[:-1]]
+    guess = did_you_mean(name, known, likeness=TYPED)
+    running = f"running: {listed(known)}" if known else "no run is running here"
+    raise UsageError(f"no run {name!r}{guess}", running)
+
+
+def _whose(path: str) -> str:
+    try:
+        uid = os.stat(path).st_uid
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = str(uid)
+    except OSError as error:
+        return f"{path} cannot be read: {runfolder.in_words(error)}"
+    return f"{path} is a run of user {owner}"

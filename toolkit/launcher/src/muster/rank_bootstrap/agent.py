@@ -1,0 +1,270 @@
+"""The agent in a rank's Python: a thread that says where the rank is when the supervisor asks.
+
+One line of `muster-agent.pth` runs this file before the script, only in the process that RANK_AGENT
+names as `<pid>:<fd>,<fd>`: what the rank starts has none. It imports nothing of muster by name,
+which a script's own file may shadow, and next to nothing at all. It reads no local variable.
+
+A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
+threads, `calls`). An answer is a line of JSON with that number; the first line comes unasked and
+names the signal for which faulthandler writes all stacks to the second descriptor, for a rank whose
+C code keeps the interpreter. The thread rests while the process forks, so that no child finds a
+lock of it held, and from the end of the interpreter on.
+"""
+
+import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
+import _thread
+import atexit
+import faulthandler
+import os
+import select
+import sys
+
+TYPE_CHECKING = False  # as of typing, whose import takes time
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType
+
+VARIABLE = "RANK_AGENT"
+NUMBER = _signal.SIGRTMIN + 5
+FRAMES = 100  # of a thread: the innermost ones
+THREADS = 256
+NAME_LETTERS = 400  # of a file or function
+REST_S = 1.0  # for how long a fork or the end of the interpreter waits for an answer under way
+GONE_TRIES = 1000
+
+
+class Agent:
+    """Answers on `fd`. `has_signal`: whether faulthandler has the signal."""
+
+    def __init__(self, fd: int, folder: str, has_signal: bool) -> None:
+        self._fd = fd
+        self._folder = folder
+        self._has_signal = has_signal
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._runs = _thread.allocate_lock()  # held by the thread
+        self._native = 0
+        self._resting = 0  # forks under way, and the end of the interpreter
+        self._inbox = b""
+        self._calls: Callable[[], list[dict[str, object]]] | None = None
+
+    def begin(self) -> None:
+        """Starts the thread; where there can be none, there is no agent."""
+        if not self._runs.acquire(False):
+            return  # it did not rest in time, and goes once its answer is said
+        try:
+            os.eventfd_read(self._wake)
+        except BlockingIOError:
+            pass  # it is the first one
+        try:
+            # by now another thread may fork: then its wake-up was read here, and it begins again
+            if not self._resting:
+                _thread.start_new_thread(self._serve, ())
+                return
+        except RuntimeError:
+            pass
+        self._runs.release()
+
+    def rest(self) -> None:
+        """Returns once the thread is at its end, or busy for too long."""
+        self._resting += 1
+        os.eventfd_write(self._wake, 1)
+        if self._runs.acquire(timeout=REST_S):
+            self._runs.release()
+
+    def rest_for_fork(self) -> None:
+        """Python counts the threads at a fork, and this one lives on for a moment."""
+        self.rest()
+        task, tries = f"/proc/self/task/{self._native}", 0
+        while self._native and tries < GONE_TRIES and os.path.exists(task):
+            tries += 1
+            os.sched_yield()
+
+    def resume(self) -> None:
+        """After the fork of one thread; another may still be in its own."""
+        self._resting -= 1
+        if not self._resting:
+            self.begin()
+
+    def forget(self) -> None:
+        """In a child of the process: what is answered here is about its parent."""
+        os.close(self._fd)
+        os.close(self._wake)
+
+    def _serve(self) -> None:
+        try:
+            # a signal is for the script's threads, and a supervisor that is gone is no SIGPIPE
+            _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
+            self._native = _thread.get_native_id()
+            poll = select.poll()
+            poll.register(self._fd, select.POLLIN)
+            poll.register(self._wake, select.POLLIN)
+            ready: list[int] = []
+            while self._wake not in ready:
+                ready = [fd for fd, _ in poll.poll()]
+                if self._fd in ready:  # first: a rank that forks all the time answers, too
+                    data = os.read(self._fd, 4096)
+                    if not data:
+                        return
+                    *lines, self._inbox = (self._inbox + data).split(b"\n")
+                    for line in lines:
+                        self.say(self._answer(line.decode().split()))
+        except Exception:  # whatever it is: the script must not notice
+            pass
+        finally:
+            self._runs.release()
+
+    def say(self, text: str) -> None:
+        """Writes a line, whole unless the thread is to rest and nobody reads. What was cut off
+        before ends with the first letter of this one. Raises OSError."""
+        data = f"\n{text}\n".encode()
+        poll = select.poll()
+        poll.register(self._fd, select.POLLOUT)
+        poll.register(self._wake, select.POLLIN)
+        while data:
+            try:
+                data = data[os.write(self._fd, data) :]
+            except BlockingIOError:
+                if any(fd == self._wake for fd, _ in poll.poll()):
+                    return
+
+    def _answer(self, words: "list[str]") -> str:
+        # first, and before the interpreter can be lost: who holds a frame holds what it refers to
+        stacks = stacks_of("threads" in words) if "stacks" in words else []
+        parts = [f'"id":{int(words[0])}', f'"signal":{self.signal}']
+        if stacks:
+            parts.append(f'"threads":[{",".join(stacks)}]')
+        if "calls" in words and not is_ending():
+            parts.append(f'"calls":{encoded(self._evidence())}')
+        progress = step_and_rate()
+        if progress is not None:
+            parts.append(f'"step":{progress[0]},"rate":{encoded(progress[1])}')
+        return "{" + ",".join(parts) + "}"
+
+    @property
+    def signal(self) -> int:
+        """The signal that writes the stacks, 0 once the script has taken it."""
+        mine = self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL
+        return NUMBER if mine else 0
+
+    def _evidence(self) -> "list[dict[str, object]]":
+        try:
+            if self._calls is None:
+                self._calls = calls_of(self._folder + "/calls.py")
+            return self._calls()
+        except Exception:  # no evidence is better than a wrong one
+            return []
+
+
+def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
+    """The function of that file; by its path, for a script's modules may have any name."""
+    import _frozen_importlib as importing
+    import _frozen_importlib_external as loaders
+
+    loader = loaders.SourceFileLoader("muster_rank_calls", path)
+    module = importing.module_from_spec(importing.ModuleSpec(loader.name, loader, origin=path))
+    loader.exec_module(module)
+    found: Callable[[], list[dict[str, object]]] = module.calls
+    return found
+
+
+def stacks_of(of_all: bool) -> "list[str]":
+    """The threads as JSON, the main one first; strings, for containers would call the collector."""
+    main, own, found = MAIN, _thread.get_ident(), []
+    frames = sys._current_frames()
+    for ident in sorted(frames, key=lambda one: one != main)[:THREADS]:
+        if ident == own or not (of_all or ident == main):
+            continue
+        lines: list[str] = []
+        frame: FrameType | None = frames[ident]
+        while frame is not None and len(lines) < FRAMES:
+            code = frame.f_code
+            lines.append(
+                f"[{quoted(code.co_filename)},{frame.f_lineno or 0},{quoted(code.co_name)}]"
+            )
+            frame = frame.f_back
+        frame = None
+        lines.reverse()
+        is_main = "true" if ident == main else "false"
+        name = quoted(thread_name(ident))
+        found.append(f'{{"name":{name},"main":{is_main},"frames":[{",".join(lines)}]}}')
+    return found
+
+
+def thread_name(ident: int) -> str:
+    """Its name, where the script has loaded `threading` and started it by that."""
+    threading = sys.modules.get("threading")
+    thread = getattr(threading, "_active", {}).get(ident)
+    name = getattr(thread, "_name", "")
+    return name if isinstance(name, str) else ""
+
+
+def step_and_rate() -> "tuple[int, float | None] | None":
+    """What `muster.metrics` was last told, where the script calls it."""
+    try:
+        step, rate = sys.modules["muster.runtime.metrics"].progress()
+        return int(step), None if rate is None else float(rate)
+    except Exception:  # it was never called, or is another module of that name
+        return None
+
+
+def is_ending() -> bool:
+    """Whether the interpreter ends: what calls are read from may go at any moment."""
+    threading = sys.modules.get("threading")
+    return threading is not None and not threading.main_thread().is_alive()
+
+
+def encoded(value: object) -> str:
+    """As JSON. `json` costs its import, which may wait for one that the script is in."""
+    if value is None or value is True or value is False:
+        return {None: "null", True: "true", False: "false"}[value]
+    if isinstance(value, (int, float)):
+        return repr(value) if value - value == 0 else "null"  # no infinity, no NaN
+    if isinstance(value, dict):
+        pairs = (f"{quoted(str(name))}:{encoded(item)}" for name, item in value.items())
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, (list, tuple)):
+        return "[" + ",".join(map(encoded, value)) + "]"
+    return quoted(str(value))
+
+
+def quoted(text: str) -> str:
+    """As a string of JSON in ASCII."""
+    plain = text[-NAME_LETTERS:]
+    if plain.isascii() and plain.isprintable() and '"' not in plain and "\\" not in plain:
+        return f'"{plain}"'
+    units = plain.encode("utf-16-be", "surrogatepass")
+    pairs = (units[at : at + 2] for at in range(0, len(units), 2))
+    return '"' + "".join(f"\\u{pair.hex()}" for pair in pairs) + '"'
+
+
+def start() -> None:
+    """Starts the agent of this process. Never raises."""
+    try:
+        _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
+        fd, dump = map(int, descriptors.split(","))
+        os.set_inheritable(fd, False)
+        os.set_inheritable(dump, False)
+        os.set_blocking(fd, False)
+        is_free = _signal.getsignal(NUMBER) == _signal.SIG_DFL
+        if is_free:
+            faulthandler.register(NUMBER, file=dump, all_threads=True, chain=False)
+        agent = Agent(fd, os.path.dirname(__file__), is_free)
+        agent.say(f'{{"signal":{agent.signal}}}')
+        agent.begin()
+
+        def in_child() -> None:
+            if agent.signal:  # else it would take the script's own handler away
+                faulthandler.unregister(NUMBER)
+            os.close(dump)
+            agent.forget()
+
+        os.register_at_fork(
+            before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=in_child
+        )
+        atexit.register(agent.rest)
+    except Exception:  # no descriptors, no thread, no /proc: the script runs without
+        pass
+
+
+MAIN = _thread.get_ident()  # of the thread that runs the script
+start()
