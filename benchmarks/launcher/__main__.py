@@ -26,6 +26,7 @@ from benchmarks.launcher import (
     outages,
     parent,
     pump,
+    reports,
     soak,
     told,
 )
@@ -195,6 +196,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "lost": lambda folder, rounds: lost.rows(folder),
     "outages": lambda folder, rounds: outages.rows(folder),
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
+    "report": lambda folder, rounds: reports.rows(folder / "report", rounds),
     "load": lambda folder, rounds: load.rows(),
     "metrics": lambda folder, rounds: metrics.rows(folder / "metrics"),
     "soak": lambda folder, rounds: soak.rows(),

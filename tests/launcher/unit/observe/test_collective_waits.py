@@ -10,12 +10,8 @@ from typing import Any
 
 import pytest
 
-from muster.run.base.loop import Loop
-from muster.run.channel.digest import HostDigest, RankFigures
 from muster.run.observe import waits
-from muster.run.observe.waits import add_waits, waits_in
-
-PAIR = HostDigest((RankFigures(4), RankFigures(5, waits_s=9.0)), 1)
+from muster.run.observe.waits import waits_in
 
 
 def summary(rank: int = 0, wait_s: Any = 1.5, **more: object) -> str:
@@ -53,41 +49,3 @@ def test_odd_files_are_passed_over_and_no_link_is_followed(tmp_path: Path) -> No
     os.mkfifo(folder / "collectives-pipe.json")
     assert waits_in(str(folder), 0.0) == {}
     assert waits_in(str(folder / "none"), 0.0) == {}
-
-
-def added(folder: Path) -> list[HostDigest]:
-    """What is given back once the time to read is over."""
-    loop, found = Loop(), []
-    add_waits(loop, PAIR, str(folder), 0.0, found.append)
-    loop.after(waits.READ_S + 0.1, loop.stop)
-    loop.run()
-    return found
-
-
-def test_they_are_added_once_to_what_is_not_known(tmp_path: Path) -> None:
-    (tmp_path / "collectives-world-0-a.json").write_text(summary(0))
-    (tmp_path / "collectives-world-1-a.json").write_text(summary(1))
-    known = HostDigest((RankFigures(4, waits_s=1.5), RankFigures(5, waits_s=9.0)), 1)
-    assert added(tmp_path) == [known]
-    assert added(tmp_path / "none") == [PAIR]
-
-
-def test_a_disk_that_hangs_holds_nothing_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = os.pipe()
-    monkeypatch.setattr(waits, "waits_in", lambda _folder, _since: os.read(reader, 1))
-    began = time.monotonic()
-    assert added(tmp_path) == [PAIR]
-    assert time.monotonic() - began < 5
-    os.close(writer)
-
-
-def test_without_a_thread_the_digest_stays_as_it_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refused(*_args: object, **_more: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr("threading.Thread.start", refused)
-    assert added(tmp_path) == [PAIR]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from muster.run.channel.digest import RankFigures
+from muster.run.channel.digest import HostDigest, RankFigures
 from muster.run.observe.rank_figures import digest_of, steps_in
 from muster.run.observe.sampler import Sample, Sampler, Subject, look
 from muster.stage.machine.cgroup import Cgroups
@@ -64,9 +64,8 @@ def test_a_sample_holds_the_whole_tree_of_a_rank_and_what_has_ended_of_it() -> N
     assert first["throttled_s"] == 0  # since the first look
     assert sampler.peak_bytes[3] >= first["memory_bytes"]
     assert sampler.problem == ""
-    figures = digest_of([3, 4], sampler.last, sampler.peak_bytes, {3: (10, 2.5)}, {3: 1.5}, "")
-    assert figures[0] == RankFigures(3, sampler.last[3].cpu_s, sampler.peak_bytes[3], 10, 2.5, 1.5)
-    assert figures[1] == RankFigures(4)
+    seen = RankFigures(3, sampler.last[3].cpu_s, sampler.peak_bytes[3], None, None, 1.5)
+    assert digest_of([3, 4], sampler, "", {3: 1.5}) == HostDigest((seen, RankFigures(4)))
 
 
 def test_what_a_shim_waited_for_still_counts() -> None:
@@ -193,6 +192,6 @@ def test_steps_and_their_rate_are_read_of_files_of_any_state(tmp_path: Path) -> 
     fifo = tmp_path / "rank-1.jsonl"
     os.mkfifo(fifo)
     assert steps_in(str(fifo)) == (None, None)
-    sample = Sample(1, 2.0, 0.0, 5, "S", "", 0.0, None, 0.0)
-    figures = digest_of([0], {0: sample}, {}, {0: (None, None)}, {}, str(tmp_path))
-    assert figures == (RankFigures(0, 2.0, None, 3, None, None),)
+    sampler = Sampler(list, Events())
+    sampler.last[0] = Sample(1, 2.0, 0.0, 5, "S", "", 0.0, None, 0.0)
+    assert digest_of([0], sampler, str(tmp_path)).ranks == (RankFigures(0, 2.0, None, 3),)

@@ -85,7 +85,6 @@ class _Supervisor:
         self._notes: tuple[str, ...] = ()  # for the last lines
         self._asked_for: set[str] = set()  # hosts whose launch daemon the launcher has asked for
         self._pool = pool
-        self.figures = Figures(self._loop, self._recorder, self._log)
         self._orphans = Orphans(pool.shims)
         self._steps = Steps(self._loop, pool, self._pump)
         self._endpoint: Endpoint = (
@@ -111,6 +110,9 @@ class _Supervisor:
             self._loop, context, self._endpoint, self._ranks, self._recorder, self._log, self._mask,
             lambda: self._plan, lambda: self._life.state is State.WATCH, self._happen,
         )  # fmt: skip
+        self._figures = Figures(
+            self._loop, self._recorder, self._log, lambda: self._observing.sampler
+        )
         pool.serve(self._ranks, self._changed, self._asked)
         self._reaper = Reaper(self._loop, pool.shims.__contains__, self._shim_ended, pool.adopted)
         self._stopped = StoppedShims(
@@ -352,7 +354,7 @@ class _Supervisor:
         self._happen(e.RankFailed(failure))
 
     def ranks_gone(self, ends: tuple[RankEnd, ...], failures: tuple[RankFailure, ...]) -> None:
-        self.figures.gather(ends, lambda seen: self._happen(e.AllGone(ends, failures, seen)))
+        self._figures.gather(ends, lambda seen: self._happen(e.AllGone(ends, failures, seen)))
 
     def launch_failed(self, host_error: HostError) -> None:
         self._happen(e.HostFailed(host_error))

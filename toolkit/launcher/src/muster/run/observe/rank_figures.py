@@ -4,53 +4,65 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Mapping
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 
-from muster.run.channel.digest import RankFigures
-from muster.run.observe.sampler import Sample
+from muster.run.base.loop import Loop
+from muster.run.channel.digest import HostDigest, RankFigures
+from muster.run.observe.sampler import Sampler
 
+READ_S = 0.3  # later the end of the job is not held up
 LAST_BYTES = 64 << 10  # of a file of metrics: its last lines are enough for the rate
 RATE_LINES = 64
 
 
 def digest_of(
-    ranks: Collection[int],
-    samples: Mapping[int, Sample],
-    peak_bytes: Mapping[int, int],
-    said: Mapping[int, tuple[int | None, float | None]],
-    waits_s: Mapping[int, float],
-    metrics: str,
-) -> tuple[RankFigures, ...]:
-    """The figures of these ranks, in their order.
-
-    `samples`, `peak_bytes`: of the sampler; `said`: rank -> step and rate, of agents, which win
-    over the files in the folder `metrics` ("" for none); `waits_s`: in collectives. Reads at most
-    LAST_BYTES a rank.
-    """
-    return tuple(
-        _figures(rank, samples.get(rank), peak_bytes.get(rank), steps, waits_s.get(rank))
-        for rank in ranks
-        for steps in (_best(said.get(rank), metrics, rank),)
-    )
-
-
-def _figures(
-    rank: int,
-    sample: Sample | None,
-    peak: int | None,
-    steps: tuple[int | None, float | None],
-    waits_s: float | None,
-) -> RankFigures:
-    cpu_s = sample.cpu_s if sample is not None else None
-    return RankFigures(rank, cpu_s, peak, *steps, waits_s)
+    ranks: Sequence[int],
+    sampler: Sampler,
+    metrics: str = "",
+    waits_s: Mapping[int, float] = MappingProxyType({}),
+) -> HostDigest:
+    """The figures of these ranks, in their order: what the sampler saw, `waits_s` in collectives,
+    and the steps that they left in the folder `metrics` ("" for none), of which it reads at most
+    LAST_BYTES a rank."""
+    found = []
+    for rank in ranks:
+        sample = sampler.last.get(rank)
+        cpu_s = sample.cpu_s if sample is not None else None
+        path = os.path.join(metrics, f"rank-{rank}.jsonl")
+        steps, rate = steps_in(path) if metrics else (None, None)
+        peak = sampler.peak_bytes.get(rank)
+        found.append(RankFigures(rank, cpu_s, peak, steps, rate, waits_s.get(rank)))
+    return HostDigest(tuple(found))
 
 
-def _best(
-    said: tuple[int | None, float | None] | None, metrics: str, rank: int
-) -> tuple[int | None, float | None]:
-    if said is not None and said[0] is not None:
-        return said
-    return steps_in(os.path.join(metrics, f"rank-{rank}.jsonl")) if metrics else (None, None)
+def in_time(
+    loop: Loop,
+    at_once: Callable[[], HostDigest],
+    read: Callable[[], HostDigest],
+    done: Callable[[HostDigest], None],
+) -> None:
+    """Calls `done` once on the loop, within READ_S: with what `read` gives, which may block and has
+    a thread of its own, else with what is known `at_once`."""
+    waiting = [done]
+
+    def end(made: Callable[[], HostDigest]) -> None:
+        if waiting:
+            waiting.pop()(made())
+
+    def run() -> None:
+        try:
+            digest = read()
+        except Exception:  # a defect of muster too: figures are not worth the job
+            return
+        loop.post(lambda: end(lambda: digest))
+
+    try:
+        threading.Thread(target=run, name="figures", daemon=True).start()
+    except RuntimeError:  # the limit of processes counts threads too
+        end(at_once)
+    loop.after(READ_S, lambda: end(at_once))
 
 
 def steps_in(path: str) -> tuple[int | None, float | None]:

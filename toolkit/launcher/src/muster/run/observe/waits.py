@@ -8,53 +8,14 @@ from __future__ import annotations
 import json
 import os
 import stat
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
-from muster.run.base.loop import Loop
-from muster.run.channel.digest import HostDigest
-
-READ_S = 0.2  # later the end of the job is not held up
+READ_S = 0.2
 MOST_FILES = 4096
 FILE_BYTES = 1 << 20
 ALL_BYTES = 16 << 20
-
-
-def add_waits(
-    loop: Loop, digest: HostDigest, folder: str, since_s: float, done: Callable[[HostDigest], None]
-) -> None:
-    """Calls `done` once on the loop, within `READ_S`: with the digest, and its `waits_s` where the
-    summaries in `folder` that were written after `since_s` (seconds since 1970) have them."""
-    waiting = [done]
-
-    def end(waits: Mapping[int, float]) -> None:
-        if waiting:
-            waiting.pop()(with_waits(digest, waits))
-
-    def read() -> None:
-        try:
-            waits = waits_in(folder, since_s)
-        except Exception:  # a defect of muster too: figures are not worth the job
-            waits = {}
-        loop.post(lambda: end(waits))
-
-    try:
-        threading.Thread(target=read, name="waits", daemon=True).start()
-    except RuntimeError:  # the limit of processes counts threads too
-        end({})
-    loop.after(READ_S, lambda: end({}))
-
-
-def with_waits(digest: HostDigest, waits: Mapping[int, float]) -> HostDigest:
-    """What is known already stays."""
-    return digest._replace(
-        ranks=tuple(
-            one if one.waits_s is not None else one._replace(waits_s=waits.get(one.rank))
-            for one in digest.ranks
-        )
-    )
 
 
 def waits_in(folder: str, since_s: float) -> dict[int, float]:

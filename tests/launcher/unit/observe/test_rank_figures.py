@@ -1,0 +1,57 @@
+"""Figures of ranks are read beside the loop, and never hold up the end of a job."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+
+import pytest
+
+from muster.run.base.loop import Loop
+from muster.run.channel.digest import HostDigest, RankFigures
+from muster.run.observe.rank_figures import READ_S, in_time
+
+KNOWN = HostDigest((RankFigures(4, 1.5),))
+READ = HostDigest((RankFigures(4, 1.5, steps=7),))
+
+
+def given(read: Callable[[], HostDigest]) -> list[HostDigest]:
+    """What is given once the time to read is over."""
+    loop, found = Loop(), list[HostDigest]()
+    in_time(loop, lambda: KNOWN, read, found.append)
+    loop.after(READ_S + 0.1, loop.stop)
+    loop.run()
+    return found
+
+
+def test_what_was_read_is_given_once() -> None:
+    assert given(lambda: READ) == [READ]
+
+
+def test_a_disk_that_hangs_holds_nothing_up() -> None:
+    reader, writer = os.pipe()
+
+    def hangs() -> HostDigest:
+        os.read(reader, 1)
+        return READ
+
+    began = time.monotonic()
+    assert given(hangs) == [KNOWN]
+    assert time.monotonic() - began < 5
+    os.close(writer)
+
+
+def test_a_defect_leaves_what_is_known() -> None:
+    def fails() -> HostDigest:
+        raise AssertionError("a defect")
+
+    assert given(fails) == [KNOWN]
+
+
+def test_without_a_thread_what_is_known_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_args: object, **_more: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr("threading.Thread.start", refused)
+    assert given(lambda: READ) == [KNOWN]

@@ -1,0 +1,159 @@
+"""From a record to a verdict, a timeline and charts; and what differs between two runs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from importlib import resources
+from pathlib import Path
+
+import pytest
+
+from muster.report import charts, page, svg
+from muster.report.compare import compare
+from muster.report.figures import RunFigures, figures_of
+from muster.report.metrics import read_metrics
+from muster.report.read import read_record
+from muster.report.values import Bucket
+from tests.launcher.support.generated_records import Made, as_lines, write_record
+
+HOSTILE = "</script><img src=x onerror=window.hostile=1>\u2028\x1b[31m\x07 {{ 7*7 }} & \"'"
+
+
+def figures(folder: Path, made: Made) -> RunFigures:
+    return figures_of(read_record(write_record(str(folder), made), {}))
+
+
+def test_a_failure_is_named_with_rank_host_place_and_what_to_do(tmp_path: Path) -> None:
+    found = figures(tmp_path, Made(fails=3, seconds=30))
+    assert found.verdict.level == "bad"
+    assert found.verdict.headline == "Rank 3 on algo-2 failed: ValueError: the batch is empty"
+    assert any("exit code 1" in one and "train.py:41 in main" in one for one in found.verdict.why)
+    assert any("stopped 3 other ranks" in one for one in found.verdict.why)
+    assert found.verdict.next[0].startswith("Open train.py:41 in main")
+    assert found.failure is not None and found.failure.rank == 3
+    assert [rank.good for rank in found.ranks] == [True, True, True, False]
+
+
+def test_success_stall_and_nan_are_in_the_verdict(tmp_path: Path) -> None:
+    assert figures(tmp_path / "a", Made(seconds=30)).verdict.level == "good"
+    stall = "rank 1 (algo-1) is at data.py:12: look there"
+    found = figures(tmp_path / "b", Made(seconds=30, stall=stall, nan_from=7))
+    assert found.verdict.level == "warn"
+    assert any(stall in one for one in found.verdict.why)
+    assert "loss is NaN or infinite, for the first time at step 7." in found.verdict.why
+
+
+@pytest.mark.parametrize("offsets", [True, False])
+def test_hosts_stand_on_the_leaders_clock(tmp_path: Path, offsets: bool) -> None:
+    found = figures(tmp_path, Made(seconds=30, offsets=offsets))
+    begins = {rank.host: rank.begins_s for rank in found.ranks}
+    assert begins["algo-1"] == pytest.approx(begins["algo-2"], abs=0.01)
+    assert bool([one for one in found.missing if "wall clock" in one]) is not offsets
+
+
+def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    entries = [{"time": at * 0.5, "step": at, "samples": at * 8, "values": {"loss": 1.0}}
+               for at in range(30_000)]  # fmt: skip
+    entries[17_171]["values"] = {"loss": 99.0}
+    entries[20_000]["values"] = {"loss": "NaN"}
+    path.write_text(as_lines(entries))
+    found, bad = read_metrics(str(path))
+    assert (found.lines, found.last_step, bad) == (30_000, 29_999.0, 0)
+    assert found.rate == pytest.approx(2.0)
+    assert found.sample_rate == pytest.approx(16.0)
+    assert found.series["loss"].odd_step == 20_000
+    (chart,) = charts.of_metrics({0: found})
+    assert len(chart.xs) <= charts.COLUMNS
+    assert max(value or 0.0 for line in chart.lines for value in line.high) == 99.0
+    assert all(a < b for a, b in zip(chart.xs, chart.xs[1:], strict=False))
+
+
+def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
+    points = {f"rank {rank}": [Bucket(step, rank, rank) for step in range(10)] for rank in range(9)}
+    chart = charts._chart("x", "", "step", points)
+    assert chart is not None
+    band, median = chart.lines
+    assert (band.low[0], band.high[0], median.low[0], median.high) == (0, 8, 4, ())
+
+
+def test_data_in_the_page_can_end_no_script() -> None:
+    text = page.embedded([HOSTILE])
+    assert not set("<>&\u2028") & set(text)
+    assert json.loads(text) == [HOSTILE]
+    with pytest.raises(ValueError, match="JSON compliant"):
+        page.embedded(math.nan)
+
+
+def test_hostile_texts_are_text_in_the_page_and_the_drawings(tmp_path: Path) -> None:
+    made = Made(fails=1, seconds=30, error=HOSTILE, stall=HOSTILE, program=f"{HOSTILE}.py")
+    folder = Path(write_record(str(tmp_path), made))
+    (folder / "algo-1" / "metrics" / "rank-0.jsonl").write_text(
+        as_lines([{"step": at, "values": {HOSTILE: at}} for at in range(5)])
+    )
+    (folder / "algo-1").rename(folder / "algo-<b>")
+    found = figures_of(read_record(str(folder), {}))
+    text = page.page(found)
+    assert "<img" not in text and "algo-<b>" not in text and "\x1b" not in text
+    assert "\u2028" not in text and "49" not in found.verdict.headline
+    assert text.count("</script>") == 3  # of the page's own: data, uPlot, its use
+    for lane in svg.timeline(found):
+        assert "<img" not in lane.drawing
+
+
+def test_the_page_allows_its_own_scripts_and_nothing_else(tmp_path: Path) -> None:
+    text = page.page(figures(tmp_path, Made(seconds=30)))
+    policy = text.partition('Content-Security-Policy" content="')[2].partition('">')[0]
+    assert "default-src &#39;none&#39;" in policy
+    assert "unsafe" not in policy and "http" not in policy
+    assert " style=" not in text and " onload=" not in text
+
+
+def test_what_is_inlined_is_the_published_uplot() -> None:
+    for name, expected in page.UPLOT_SHA256.items():
+        content = resources.files("muster.report.page").joinpath(name).read_bytes()
+        assert hashlib.sha256(content).hexdigest() == expected
+    licence = resources.files("muster.report.page").joinpath("uplot.LICENSE").read_text()
+    assert "MIT License" in licence and "Leon Sorokin" in licence
+
+
+def test_two_runs_are_compared_in_words(tmp_path: Path) -> None:
+    a = figures(tmp_path / "a", Made(seconds=60))
+    b = figures(tmp_path / "b", Made(seconds=90, rate=1.5, program="other.py", hosts=1, per_host=4))
+    b = b._replace(name=f"{b.name} (2)")
+    found = compare(a, b)
+    assert "25% slower" in found.verdict.headline
+    rows = {row.name: row for group in found.groups for row in group.rows}
+    assert (rows["program"].a, rows["program"].b) == ("train.py", "other.py")
+    assert rows["hosts"].differs and not rows["ranks"].differs
+    assert rows["loss"].change == "same"
+    loss = next(one for one in found.charts if one.title == "loss")
+    assert [line.name for line in loss.lines] == [a.name, b.name]
+    failed = figures(tmp_path / "c", Made(seconds=60, fails=0))
+    verdict = compare(a, failed).verdict
+    assert verdict.level == "bad" and "They end differently" in verdict.headline
+
+
+def test_a_run_that_cannot_be_drawn_has_a_page(tmp_path: Path) -> None:
+    (tmp_path / "summary.json").write_text('{"outcome": {"result": "Succeeded"}}')
+    text = page.page(figures_of(read_record(str(tmp_path), {})))
+    assert "The job succeeded" in text and "<svg" not in text and "uPlot" not in text
+
+
+def test_a_record_of_any_size_makes_a_page_that_opens(tmp_path: Path) -> None:
+    folder = Path(write_record(str(tmp_path), Made(seconds=30, steps=0)))
+    summary = json.loads((folder / "summary.json").read_text())
+    first = summary["ranks"][0]
+    summary["ranks"] = [{**first, "rank": rank} for rank in range(20_000)]
+    summary["platform"] = {f"name{at}": "x" * 5000 for at in range(500)}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    many = [{"t": 1002.0 + at / 1e4, "kind": kind, "rank": at, "name": "watch", "text": "y" * 999}
+            for at in range(3000) for kind in ("phase", "missing", "rank_started")]  # fmt: skip
+    odd = {"t": 1005.0, "kind": "left_out", "samples": 70_000, "events": 3}
+    with (folder / "algo-1" / "events.jsonl").open("a") as file:
+        file.write(as_lines([*many, odd]))
+    found = figures_of(read_record(str(folder), {}))
+    assert len(page.page(found)) < 3_000_000
+    assert any("70,000 samples and 3 other events" in one for one in found.missing)

@@ -1,0 +1,1 @@
+"""`muster report`: what a run's record says, as one page that opens anywhere, and as JSON."""

@@ -1,0 +1,83 @@
+"""What a record says, as values. Every text in them is printable and without secrets."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.types.values import NamedTuple
+
+
+class RecordEvent(NamedTuple):
+    """One line of events.jsonl. `t`: seconds of the host's monotonic clock; `time`: since 1970."""
+
+    t: float
+    time: float
+    kind: str
+    rank: int | None
+    fields: Mapping[str, object]
+
+
+class SamplePoint(NamedTuple):
+    """One look at one rank; sums are since its start. None where the record has none."""
+
+    t: float
+    cpu_s: float | None = None
+    memory_bytes: float | None = None
+    run_delay_s: float | None = None
+    throttled_s: float | None = None
+    silent_s: float | None = None
+    state: str = ""
+
+
+class Bucket(NamedTuple):
+    """Neighbouring values of one metric of one rank. `step`: of the first of them."""
+
+    step: float
+    low: float
+    high: float
+
+
+class MetricSeries(NamedTuple):
+    """One metric of one rank. `odd_step`: the first at which it was NaN or infinite."""
+
+    buckets: tuple[Bucket, ...]
+    last: float | None
+    odd_step: float | None
+
+
+class RankMetrics(NamedTuple):
+    """What one rank reported. `rate`: steps per second from its first line to its last;
+    `sample_rate`: samples."""
+
+    lines: int
+    last_step: float | None
+    rate: float | None
+    sample_rate: float | None
+    series: Mapping[str, MetricSeries]
+
+
+class HostRecord(NamedTuple):
+    """One host's part of a record. `waits_s`: rank -> seconds that it waited in collectives;
+    `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning."""
+
+    name: str
+    events: tuple[RecordEvent, ...] = ()
+    samples: Mapping[int, tuple[SamplePoint, ...]] = {}
+    metrics: Mapping[int, RankMetrics] = {}
+    waits_s: Mapping[int, float] = {}
+    tails: Mapping[int, str] = {}
+    stacks: Mapping[str, str] = {}
+
+
+class RunRecord(NamedTuple):
+    """A run. `summary`: the leader's, {} where there is none; `command`: the words after `muster
+    local`; `missing`: what the record lacks, in sentences; `live`: it has not ended yet;
+    `read_at`: when it was read, seconds since 1970."""
+
+    name: str
+    summary: Mapping[str, object]
+    command: tuple[str, ...]
+    hosts: tuple[HostRecord, ...]
+    missing: tuple[str, ...]
+    live: bool = False
+    read_at: float = 0.0
