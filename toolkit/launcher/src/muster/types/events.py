@@ -114,6 +114,7 @@ _TABLE = (
         Field("what", "str", "its kind: kill, freeze, slow, cut or stop"),
         Field("target", "str", "whom it hit, in words; empty for the whole job or nobody"),
         Field("landed", "bool", "whether it hit"),
+        Field("text", "str", "what landed and when, or why nothing did"),
     )),
 )  # fmt: skip
 

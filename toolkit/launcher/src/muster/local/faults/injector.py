@@ -225,7 +225,7 @@ class Injector(threading.Thread):
         event = {
             "schema": SCHEMA, "t": report.t or time.monotonic(), "time": report.time or time.time(),
             "host": host, "rank": fault.rank, "kind": "fault", "spec": fault.spec,
-            "what": fault.kind, "target": target, "landed": report.landed,
+            "what": fault.kind, "target": target, "landed": report.landed, "text": report.text,
         }  # fmt: skip
         with suppress(OSError):  # a container's record may be its own: the run's summary has it
             _append(self._folder.events(host), event)

@@ -37,22 +37,17 @@ class ProcessMeans(Means):
 
     def kill(self, target: Target) -> None:
         root = self._root(target)
-        if target.rank is not None:
-            with self._held(root) as fd:
+        with self._held(root) as fd:
+            if target.rank is None:
+                self._unplug(root)
+                for pid in self._stand_still(root):  # nobody sees the others go
+                    self._signal(pid, signal.SIGKILL)
+            else:
                 signal.pidfd_send_signal(fd, signal.SIGKILL)
-                if not _has_ended(fd, LIMIT_S):
-                    raise NotLandedError(f"{target.in_words()} outlived SIGKILL by {LIMIT_S:g} s")
-            return
-        self._unplug(root)
-        tree = self._stand_still(root)  # nobody sees the others go
-        for pid in (root, *tree):
-            self._signal(pid, signal.SIGKILL)
-        limit_s = time.monotonic() + LIMIT_S
-        while self._is_ours(root) and time.monotonic() < limit_s:
-            time.sleep(POLL_S)
-        if self._is_ours(root):
-            raise NotLandedError(f"{target.host} outlived SIGKILL by {LIMIT_S:g} s")
-        self._tidy()
+            if not _has_ended(fd, LIMIT_S):  # with all its threads
+                raise NotLandedError(f"{target.in_words()} outlived SIGKILL by {LIMIT_S:g} s")
+        if target.rank is None:
+            self._tidy()
 
     def freeze(self, target: Target) -> None:
         root = self._root(target)
