@@ -6,10 +6,12 @@ import os
 import socket
 import tempfile
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 
+from muster.run.child import private_folder
 from muster.run.child.rank_shim import PREFIX, SOCKET, tidy
 
 
@@ -47,3 +49,17 @@ def test_nothing_of_a_supervisor_that_lives_is_removed(
     tidy(str(folder / SOCKET), os.fsencode(tmp_path))
     assert folder.exists()
     assert tmp_path.exists()
+
+
+def test_folders_of_jobs_that_end_while_one_looks_are_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names = [f"{PREFIX}{number:012x}" for number in range(2)]
+    for name in names:
+        (tmp_path / name).mkdir()
+    with os.scandir(tmp_path) as entries:
+        seen = sorted(entries, key=lambda entry: entry.name)
+    (tmp_path / names[0]).rmdir()
+    monkeypatch.setattr(os, "scandir", lambda parent: nullcontext(seen))
+    private_folder.remove_abandoned(str(tmp_path))
+    assert os.listdir(tmp_path) == names[1:]

@@ -24,6 +24,11 @@ _PLAIN = "\x1b[0m"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.description = "Check this machine for problems that break jobs, and print each fix."
+    parser.add_argument(
+        "--self-test",
+        action="store_true",
+        help="also run a small job of 2 hosts through every distribution (at most 90 s)",
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     shape.add_argument(
@@ -37,6 +42,12 @@ def run(args: argparse.Namespace) -> int:
 
     facts = look(os.environ)
     findings = examine(facts)
+    if args.self_test:
+        from muster.commands.self_test import self_test
+
+        if sys.stderr.isatty():
+            sys.stderr.write("muster doctor: running jobs, for at most 90 s\n")
+        findings += self_test(facts)
     if args.json:
         text = as_json(facts, findings)
     elif args.report:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable
 
 from muster.arguments import Parser, UsageError, one_of, seconds, size, whole_number
 from muster.local.backends.choice import NAMES
@@ -130,17 +131,19 @@ def options_given(args: argparse.Namespace) -> list[str]:
     ]
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace, on_folder: Callable[[str], None] = lambda path: None) -> int:
     """Runs the job; returns its exit code. Raises UsageError before anything has started."""
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster local --help")
-    return launched(args, args.model_plan)
+    return launched(args, args.model_plan, on_folder)
 
 
-def launched(args: argparse.Namespace, model_plan: bool) -> int:
-    """Runs the job that the arguments describe, or plans its model."""
+def launched(
+    args: argparse.Namespace, model_plan: bool, on_folder: Callable[[str], None] = lambda path: None
+) -> int:
+    """Runs the job that the arguments describe, or plans its model. `on_folder`: see `launch`."""
     request = read_request(args)
     from muster.local.launch import launch
     from muster.local.model_plan import planned
 
-    return launch(planned(request) if model_plan else request, args.command_line)
+    return launch(planned(request) if model_plan else request, args.command_line, on_folder)

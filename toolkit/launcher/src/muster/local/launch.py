@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from signal import SIGKILL
 from typing import TYPE_CHECKING
 
@@ -50,8 +50,11 @@ class _Ready(NamedTuple):
     faults: tuple[Fault, ...] = ()
 
 
-def launch(request: Request, argv: Sequence[str] = ()) -> int:
-    """Runs the job; returns its exit code. `argv`: the command line, for the record.
+def launch(
+    request: Request, argv: Sequence[str] = (), on_folder: Callable[[str], None] = lambda path: None
+) -> int:
+    """Runs the job; returns its exit code. `argv`: the command line, for the record. `on_folder`
+    gets the run folder once the run is sure to begin.
 
     Raises UsageError before anything has started.
     """
@@ -62,6 +65,7 @@ def launch(request: Request, argv: Sequence[str] = ()) -> int:
     except StoppedError as error:
         screen.say(f"muster local: {error.message}")
         return error.exit_code
+    on_folder(ready.backend.folder.path)
     try:
         return _launch(ready, screen, signals)
     finally:

@@ -70,7 +70,10 @@ def remove_abandoned(parent: str) -> None:
             name = entry.name
             if len(name) != len(PREFIX) + 2 * _RANDOM_BYTES or not name.startswith(PREFIX):
                 continue
-            mine = entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid()
+            try:
+                mine = entry.is_dir(follow_symlinks=False) and entry.stat().st_uid == os.geteuid()
+            except FileNotFoundError:  # of a job that has ended meanwhile
+                continue
             if mine and rank_shim.is_abandoned(entry.path):
                 rank_shim.remove(os.fsencode(entry.path))
 
