@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
+from muster.types.debug import HINT
 
 if TYPE_CHECKING:
     from muster.local.backends.base import Backend
@@ -39,6 +40,7 @@ _RUN_VARIABLES = (
     "MUSTER_KEEP_SPELLING",
     "MUSTER_ISOLATION",
     "MUSTER_SOURCE_DIR",
+    "MUSTER_DEBUG",
 )
 
 
@@ -90,6 +92,11 @@ def run_variables(backend: Backend, hosts: Mapping[str, str]) -> dict[str, str]:
         "MUSTER_SOURCE_DIR": request.source_dir,
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
     }
+    variables["MUSTER_DEBUG"] = HINT
+    if request.debug is not None:
+        from muster.local.debugger.asked import LIMITS_OFF
+
+        variables.update(LIMITS_OFF, MUSTER_DEBUG=f"{request.debug.mode}:{request.debug.rank}")
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
         variables.update(_ports(backend), MUSTER_HOST_ADDRESSES=listed)

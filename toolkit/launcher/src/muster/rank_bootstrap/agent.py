@@ -1,7 +1,8 @@
 """The agent in a rank's Python: a thread that says where the rank is when the supervisor asks.
 
 One line of `muster-agent.pth` runs this file before the script, only in the process that RANK_AGENT
-names as `<pid>:<fd>,<fd>`: what the rank starts has none. It imports nothing of muster by name,
+names as `<pid>:<fd>,<fd>`: what the rank starts has none. Under `muster local` that is followed
+by how the rank is debugged, see `debugging.py`. It imports nothing of muster by name,
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
@@ -22,7 +23,7 @@ import sys
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, ModuleType
 
 VARIABLE = "RANK_AGENT"
 NUMBER = _signal.SIGRTMIN + 5
@@ -156,15 +157,22 @@ class Agent:
 
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
-    """The function of that file; by its path, for a script's modules may have any name."""
+    """The function of that file."""
+    found: Callable[[], list[dict[str, object]]] = loaded("muster_rank_calls", path).calls
+    return found
+
+
+def loaded(name: str, path: str) -> "ModuleType":
+    """The file as a module; by its path, for a script's modules may have any name."""
     import _frozen_importlib as importing
     import _frozen_importlib_external as loaders
 
-    loader = loaders.SourceFileLoader("muster_rank_calls", path)
-    module = importing.module_from_spec(importing.ModuleSpec(loader.name, loader, origin=path))
+    loader = loaders.SourceFileLoader(name, path)
+    spec = importing.ModuleSpec(loader.name, loader, origin=path)
+    spec.has_location = True
+    module: ModuleType = importing.module_from_spec(spec)
     loader.exec_module(module)
-    found: Callable[[], list[dict[str, object]]] = module.calls
-    return found
+    return module
 
 
 def stacks_of(of_all: bool) -> "list[str]":
@@ -240,7 +248,8 @@ def quoted(text: str) -> str:
 def start() -> None:
     """Starts the agent of this process. Never raises."""
     try:
-        _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
+        named, _, debug = os.environ.pop(VARIABLE).partition(" ")
+        _, _, descriptors = named.partition(":")
         fd, dump = map(int, descriptors.split(","))
         os.set_inheritable(fd, False)
         os.set_inheritable(dump, False)
@@ -262,8 +271,28 @@ def start() -> None:
             before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=in_child
         )
         atexit.register(agent.rest)
+        if debug:
+            debug_as_asked(*debug.split(" ", 2))
     except Exception:  # no descriptors, no thread, no /proc: the script runs without
         pass
+
+
+def debug_as_asked(mode: str, rank: str, folder: str) -> None:
+    """Of `muster local` alone. A hint costs nothing until a `breakpoint()` needs it."""
+
+    def debugging() -> "ModuleType":
+        return loaded("muster_rank_debugging", os.path.dirname(__file__) + "/debugging.py")
+
+    def say_how(*arguments: object, **named: object) -> object:
+        null, stdin = os.stat(os.devnull), os.fstat(0)
+        if (stdin.st_dev, stdin.st_ino) == (null.st_dev, null.st_ino):
+            debugging().say_how(rank)
+        return sys.__breakpointhook__(*arguments, **named)
+
+    if mode not in ("hint", "pass"):
+        debugging().begin(mode, rank, folder)
+    elif "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = say_how if mode == "hint" else lambda *_arguments, **_named: None
 
 
 MAIN = _thread.get_ident()  # of the thread that runs the script

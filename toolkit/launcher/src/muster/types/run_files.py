@@ -21,7 +21,8 @@ STACKS = "stacks"
 METRICS = "metrics"
 COLLECTIVES = "collectives"
 CONTROL = "control"  # a socket
-OF_A_HOST = (EVENTS, LOGS, STACKS, METRICS, COLLECTIVES, CONTROL)
+DEBUGGER = "debugger"  # a socket of the rank that is debugged
+OF_A_HOST = (EVENTS, LOGS, STACKS, METRICS, COLLECTIVES, CONTROL, DEBUGGER)
 
 
 def record_folder(job: Job) -> str:

@@ -1,0 +1,104 @@
+"""`muster local --debug` and `--pdb`: a debugger and a terminal look into a rank of a real job."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.local.hosts import why_not_isolated
+from tests.launcher.support.local.local_runs import PROCESS, LocalRun, Start
+from tests.support.dap import Debugger
+from tests.support.terminals import read_to_hangup
+from tests.support.waiting import wait_until
+
+SCRIPT = """\
+import os, subprocess, sys
+value = 42
+breakpoint() if "SM_HP_STOP" in os.environ else None
+print("value", value, sys.stdin.fileno(), flush=True)
+subprocess.run([sys.executable, "-c", "print('a child is not debugged')"], check=True)
+"""
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    (tmp_path / "train.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def attached(run: LocalRun) -> tuple[Debugger, dict[str, Any]]:
+    """A debugger and the configuration of the run's launch.json, once the rank waits."""
+    said = r"rank 0 waits for a debugger on 127\.0\.0\.1:(\d+)"
+    wait_until(
+        lambda: re.search(said, run.err) or run.process.poll() is not None, 30, lambda: run.err
+    )
+    found = re.search(said, run.err)
+    assert found, run.err
+    (configuration,) = json.loads((run.folder / "launch.json").read_text())["configurations"]
+    assert configuration["connect"] == {"host": "127.0.0.1", "port": int(found[1])}
+    return Debugger(int(found[1])), configuration
+
+
+@pytest.mark.dev
+@pytest.mark.parametrize("isolation", ["process", "netns"])
+def test_a_debugger_stops_a_rank_reads_and_lets_go(
+    start: Start, home: Path, isolation: str
+) -> None:
+    if isolation == "netns" and (reason := why_not_isolated(str(home))):
+        pytest.skip(reason)
+    run = start(home, ["train.py", "--debug", "0", "--isolation", isolation])
+    debugger, configuration = attached(run)
+    try:
+        debugger.attach(configuration, str(home / "train.py"), 4)
+        frame = debugger.stopped()
+        assert (frame["line"], frame["source"]["path"]) == (4, str(home / "train.py"))
+        assert debugger.value("value", frame) == "42"
+        debugger.ask("continue", threadId=frame["thread"])
+        result = run.wait()
+    finally:
+        debugger.close()
+    assert result.code == 0, result.err
+    assert "value 42 0" in result.out
+    assert "a child is not debugged" in result.out
+    assert "MUSTER_HANG_S" in result.err
+    assert "init_process_group(timeout=...)" in result.err
+    assert not list(run.folder.glob("*/debugger"))
+
+
+def test_a_breakpoint_that_nobody_can_answer_says_how(start: Start, home: Path) -> None:
+    result = start(home, ["train.py", *PROCESS, "--hyperparameter", "stop=1"]).wait()
+    assert result.code == 1
+    said = "breakpoint() at train.py:3: rank 0 has no terminal; run it with `muster local ... "
+    assert f"FAILED algo-1 rank 0: RuntimeError: {said}" in result.err
+    assert "--pdb 0" in result.err
+    assert "--debug 0" in result.err
+
+
+def test_a_hook_of_the_users_own_is_left_alone(start: Start, home: Path) -> None:
+    argv = ["train.py", *PROCESS, "--hyperparameter", "stop=1", "--env", "PYTHONBREAKPOINT=0"]
+    result = start(home, argv).wait()
+    assert result.code == 0, result.err
+
+
+def test_a_rank_gets_the_terminal(start: Start, home: Path) -> None:
+    other, terminal = pty.openpty()
+    argv = ["train.py", *PROCESS, "--hyperparameter", "stop=1", "--pdb", "0"]
+    run = start(home, argv, environ={"TERM": "xterm"}, terminal=terminal)
+    os.close(terminal)
+    words = [b"p value + 1\n", b"c\n"]
+
+    def answer(seen: bytes) -> None:
+        if words and seen.count(b"(Pdb) ") > 2 - len(words):
+            os.write(other, words.pop(0))
+
+    seen = read_to_hangup(other, answer).decode()
+    assert run.wait().code == 0, seen
+    assert "rank 0 has this terminal" in seen
+    assert re.search(r"\(Pdb\) p value \+ 1\r\n43\r\n", seen), seen
+    assert "[algo-1:0] value 42 0" in seen

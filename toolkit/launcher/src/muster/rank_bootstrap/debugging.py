@@ -1,0 +1,121 @@
+"""What a rank of `muster local` does for the person who debugs it; the agent loads this file.
+
+`wait`: debugpy listens in the rank, which goes on once a debugger has attached; a child carries its
+connections to a unix socket in the record, since the host may have a network of its own. `pdb`: the
+rank's standard input, and what `breakpoint()` prompts, are a connection to such a socket, whose
+other end is a terminal. `hint`: `breakpoint()` says which option it needs, since nobody could
+answer it; `pass`, of the ranks beside one that is debugged: it does nothing. What the rank starts
+has none of that, but for its standard input.
+"""
+
+import os
+import socket
+import sys
+
+TYPE_CHECKING = False  # as of typing, whose import takes time
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+SOCKET = "debugger"  # `types.run_files.DEBUGGER`, in the folder of the host in the record
+ATTACH_S = 60.0  # for the terminal of `muster local`, which is there already
+NONE = 71  # the exit code of a rank that cannot be debugged as was asked
+
+
+def begin(mode: str, rank: str, folder: str) -> None:
+    """Returns once a debugger has attached, or the terminal is there; at once for a hint."""
+    try:
+        if mode == "wait":
+            wait_for_debugger(folder)
+        elif mode == "pdb":
+            take_terminal(folder)
+    except Exception as error:
+        leave(f"rank {rank} cannot be debugged: {type(error).__name__}: {error}")
+
+
+def leave(text: str) -> "NoReturn":
+    """Ends the rank before its script begins: it was asked to wait, and would not."""
+    os.write(2, f"muster: {text}\n".encode())
+    os._exit(NONE)
+
+
+def wait_for_debugger(folder: str) -> None:
+    try:
+        import debugpy
+    except ImportError:
+        fix = "pip install 'muster-training[debug]'"
+        leave(f"there is no debugpy in {sys.executable}, which runs this rank: {fix}")
+    listener = bound(folder)
+    debugpy.configure(subProcess=False)
+    # what debugpy starts outlives the rank, and must not keep the rank's output open; what it says
+    # of frozen modules is about the standard library
+    null, kept = os.open(os.devnull, os.O_WRONLY), [os.dup(1), os.dup(2)]
+    os.dup2(null, 1)
+    os.dup2(null, 2)
+    try:
+        _, port = debugpy.listen(("127.0.0.1", 0))
+        carry(listener, port)
+        debugpy.wait_for_client()
+    finally:
+        for fd, own in enumerate(kept, start=1):
+            os.dup2(own, fd)
+            os.close(own)
+        os.close(null)
+
+
+def carry(listener: socket.socket, port: int) -> None:
+    """Starts the relay from the socket to the port; it ends with the rank, as all below it does.
+    Not by a fork, which debugpy follows."""
+    relay = os.path.join(os.path.dirname(__file__), "debug_relay.py")
+    words = [sys.executable, "-I", "-S", relay, "3", str(port)]
+    null = [(os.POSIX_SPAWN_OPEN, fd, os.devnull, os.O_RDWR, 0) for fd in range(3)]
+    kept = (os.POSIX_SPAWN_DUP2, listener.fileno(), 3)
+    os.waitpid(os.posix_spawn(words[0], words, os.environ, file_actions=[*null, kept]), 0)
+    listener.close()
+
+
+def take_terminal(folder: str) -> None:
+    """Standard input is the terminal's from here on, and `breakpoint()` talks to it."""
+    listener = bound(folder)
+    listener.settimeout(ATTACH_S)
+    terminal, _ = listener.accept()
+    listener.close()
+    os.unlink(os.path.join(folder, SOCKET))
+    terminal.settimeout(None)
+    os.dup2(terminal.fileno(), 0)
+    answers = terminal.makefile("w", encoding="utf-8")
+
+    def stop(*_arguments: object, **_named: object) -> None:
+        import pdb
+
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        pdb.Pdb(stdin=sys.stdin, stdout=answers).set_trace(sys._getframe(1))
+
+    if "PYTHONBREAKPOINT" not in os.environ:
+        sys.breakpointhook = stop
+
+
+def say_how(rank: str) -> None:
+    """What a `breakpoint()` that nobody can answer ends with. Raises RuntimeError."""
+    frame = sys._getframe(2)
+    place = f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
+    raise RuntimeError(
+        f"breakpoint() at {place}: rank {rank} has no terminal; run it with "
+        f"`muster local ... --pdb {rank}` in one, or with `--debug {rank}` for an editor"
+    )
+
+
+def bound(folder: str) -> socket.socket:
+    """A listening socket; over /proc, since a path of one has 108 bytes at most."""
+    os.makedirs(folder, exist_ok=True)
+    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        if os.path.exists(os.path.join(folder, SOCKET)):
+            os.unlink(os.path.join(folder, SOCKET))
+        listener.bind(f"/proc/self/fd/{at}/{SOCKET}")
+        os.chmod(os.path.join(folder, SOCKET), 0o600)
+        listener.listen(4)
+    finally:
+        os.close(at)
+    return listener
