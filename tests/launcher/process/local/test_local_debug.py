@@ -6,6 +6,7 @@ import json
 import os
 import pty
 import re
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ def home(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def attached(run: LocalRun) -> tuple[Debugger, dict[str, Any]]:
+def attached(run: LocalRun, who: str = "rank 0") -> tuple[Debugger, dict[str, Any]]:
     """A debugger and the configuration of the run's launch.json, once the rank waits."""
-    said = r"rank 0 waits for a debugger on 127\.0\.0\.1:(\d+)"
+    said = who + r" waits for a debugger on 127\.0\.0\.1:(\d+)"
     wait_until(
         lambda: re.search(said, run.err) or run.process.poll() is not None, 30, lambda: run.err
     )
@@ -69,6 +70,51 @@ def test_a_debugger_stops_a_rank_reads_and_lets_go(
     assert "MUSTER_HANG_S" in result.err
     assert "init_process_group(timeout=...)" in result.err
     assert not list(run.folder.glob("*/debugger"))
+    assert "  other " not in result.err  # launch.json is no file of the script's
+
+
+FAILING = """\
+import os, time
+me = os.environ["SM_CURRENT_HOST"]
+secret = "of " + me
+if me == "algo-1":
+    time.sleep(0.5)
+raise ValueError(me)
+"""
+
+
+@pytest.mark.dev
+def test_the_first_failure_is_held_with_its_frames(start: Start, home: Path) -> None:
+    (home / "train.py").write_text(FAILING)
+    run = start(home, ["train.py", *PROCESS, "--hosts", "2", "--debug-on-failure"])
+    debugger, configuration = attached(run, "the rank that failed first")
+    try:
+        debugger.attach(configuration, str(home / "train.py"), 2)
+        frame = debugger.stopped()
+        assert (frame["line"], frame["source"]["path"]) == (6, str(home / "train.py"))
+        assert debugger.value("secret", frame) == "'of algo-2'"
+        wait_until(lambda: "ValueError: algo-1" in run.err, 20, lambda: run.err)
+        assert run.process.poll() is None  # it waits for the first to go
+        debugger.ask("continue", threadId=frame["thread"])
+        result = run.wait()
+    finally:
+        debugger.close()
+    assert result.code == 1, result.err
+    assert "muster: rank 1 failed, and is held with its frames" in result.err
+    assert "FAILED algo-2 rank 1: ValueError: algo-2" in result.err
+
+
+@pytest.mark.dev
+@pytest.mark.parametrize("option", [["--debug", "0"], ["--debug-on-failure"]])
+def test_a_stop_ends_a_rank_that_waits_for_a_debugger(
+    start: Start, home: Path, option: list[str]
+) -> None:
+    (home / "train.py").write_text(FAILING)
+    run = start(home, ["train.py", *PROCESS, *option])
+    wait_until(lambda: "waits for a debugger on" in run.err, 30, lambda: run.err)
+    run.signal(signal.SIGINT)
+    result = run.wait()
+    assert result.code == 143, result.err
 
 
 def test_a_breakpoint_that_nobody_can_answer_says_how(start: Start, home: Path) -> None:

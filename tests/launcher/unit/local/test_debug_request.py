@@ -43,7 +43,7 @@ def test_a_rank_and_perhaps_a_port(
         (["1", "2"], [], "--debug takes one rank, got 1 and 2"),
         ([], ["1,2"], "--pdb takes one rank, got 1,2"),
         ([], ["1:5678"], "--pdb: expected RANK, got '1:5678'"),
-        (["1"], ["1"], "--debug and --pdb are two ways"),
+        (["1"], ["1"], "different ways"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(
@@ -53,6 +53,16 @@ def test_what_cannot_be_meant_is_refused(
         read_debug(debug, pdb, None)
     assert said in str(caught.value)
     assert caught.value.fix
+
+
+def test_the_first_failure_has_no_rank_yet() -> None:
+    assert read_debug([], [], None, on_failure=True) == DebugRequest("hold", None)
+    with pytest.raises(UsageError, match="different ways"):
+        read_debug(["1"], [], None, on_failure=True)
+    with pytest.raises(UsageError, match="while you debug the rank that failed"):
+        read_debug([], [], 5.0, on_failure=True)
+    assert DebugRequest("hold", None).setting == "hold"
+    assert [parse_debug("hold").of(rank) for rank in (0, 1)] == [" hold 0 ", " hold 1 "]
 
 
 def test_a_time_limit_is_refused() -> None:

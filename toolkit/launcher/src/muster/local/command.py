@@ -81,6 +81,11 @@ def add_arguments(parser: Parser) -> None:
         "time limits",
     )
     parser.add_argument(
+        "--debug-on-failure",
+        action="store_true",
+        help="the rank that fails first with an exception is held, with its frames, for a debugger",
+    )
+    parser.add_argument(
         "--pdb",
         metavar="RANK",
         action="append",

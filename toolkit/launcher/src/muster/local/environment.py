@@ -96,7 +96,7 @@ def run_variables(backend: Backend, hosts: Mapping[str, str]) -> dict[str, str]:
     if request.debug is not None:
         from muster.local.debugger.asked import LIMITS_OFF
 
-        variables.update(LIMITS_OFF, MUSTER_DEBUG=f"{request.debug.mode}:{request.debug.rank}")
+        variables.update(LIMITS_OFF, MUSTER_DEBUG=request.debug.setting)
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
         variables.update(_ports(backend), MUSTER_HOST_ADDRESSES=listed)

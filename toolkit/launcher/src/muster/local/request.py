@@ -259,13 +259,14 @@ def check_faults(texts: Sequence[str], hosts: int) -> tuple[Fault, ...]:
 
 
 def check_debug(args: argparse.Namespace) -> DebugRequest | None:
-    """What --debug and --pdb ask for. Raises UsageError."""
+    """What --debug, --debug-on-failure and --pdb ask for. Raises UsageError."""
     debug, pdb = getattr(args, "debug", ()), getattr(args, "pdb", ())
-    if not (debug or pdb):
+    on_failure = getattr(args, "debug_on_failure", False)
+    if not (debug or pdb or on_failure):
         return None
     from muster.local.debugger.asked import read_debug
 
-    return read_debug(debug, pdb, args.timeout)
+    return read_debug(debug, pdb, args.timeout, on_failure)
 
 
 def check_ranks(text: str | None) -> str:

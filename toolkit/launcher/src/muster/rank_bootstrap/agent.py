@@ -23,7 +23,7 @@ import sys
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType, ModuleType
+    from types import FrameType, ModuleType, TracebackType
 
 VARIABLE = "RANK_AGENT"
 NUMBER = _signal.SIGRTMIN + 5
@@ -289,6 +289,16 @@ def debug_as_asked(mode: str, rank: str, folder: str) -> None:
             debugging().say_how(rank)
         return sys.__breakpointhook__(*arguments, **named)
 
+    if mode == "hold":
+        own = os.getpid()
+
+        def hold(kind: type, error: BaseException, trace: "TracebackType | None") -> None:
+            sys.__excepthook__(kind, error, trace)
+            if os.getpid() == own and isinstance(error, Exception):
+                debugging().hold(rank, folder, error, trace)
+
+        sys.excepthook = hold
+        mode = "hint"
     if mode not in ("hint", "pass"):
         debugging().begin(mode, rank, folder)
     elif "PYTHONBREAKPOINT" not in os.environ:

@@ -1,11 +1,11 @@
 """What a rank of `muster local` does for the person who debugs it; the agent loads this file.
 
 `wait`: debugpy listens in the rank, which goes on once a debugger has attached; a child carries its
-connections to a unix socket in the record, since the host may have a network of its own. `pdb`: the
-rank's standard input, and what `breakpoint()` prompts, are a connection to such a socket, whose
-other end is a terminal. `hint`: `breakpoint()` says which option it needs, since nobody could
-answer it; `pass`, of the ranks beside one that is debugged: it does nothing. What the rank starts
-has none of that, but for its standard input.
+connections to a unix socket in the record, since the host may have a network of its own. `hold`:
+the same, once the rank has failed. `pdb`: the rank's standard input, and what `breakpoint()`
+prompts, are a connection to such a socket, whose other end is a terminal. `hint`: `breakpoint()`
+says which option it needs, since nobody could answer it; `pass`, of the ranks beside one that is
+debugged: it does nothing. What the rank starts has none of that, but for its standard input.
 """
 
 import os
@@ -14,9 +14,11 @@ import sys
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
+    from types import TracebackType
     from typing import NoReturn
 
 SOCKET = "debugger"  # `types.run_files.DEBUGGER`, in the folder of the host in the record
+HELD = "held"  # in the run folder: locked by the rank that is held, whose number it has
 ATTACH_S = 60.0  # for the terminal of `muster local`, which is there already
 NONE = 71  # the exit code of a rank that cannot be debugged as was asked
 
@@ -60,6 +62,50 @@ def wait_for_debugger(folder: str) -> None:
             os.dup2(own, fd)
             os.close(own)
         os.close(null)
+
+
+def hold(rank: str, folder: str, error: Exception, trace: "TracebackType | None") -> None:
+    """The first rank of the job that fails waits for a debugger and shows it its frames; those that
+    fail meanwhile wait for that to be over, since the job ends with the first that ends."""
+    import fcntl
+
+    sys.stderr.flush()
+    try:
+        os.makedirs(folder, exist_ok=True)
+        path = os.path.join(os.path.dirname(folder), HELD)
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)  # until this one ends
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if os.read(lock, 1):
+            return
+        os.write(lock, rank.encode())
+        text = f"muster: rank {rank} failed, and is held with its frames until a debugger leaves\n"
+        os.write(2, text.encode())
+        wait_for_debugger(folder)
+        stop_at(error, trace)
+    except Exception as problem:  # it fails as it would have
+        os.write(2, f"muster: rank {rank} cannot be held: {problem!r}\n".encode())
+
+
+def stop_at(error: Exception, trace: "TracebackType | None") -> None:
+    """Returns once the debugger goes on or leaves. debugpy itself stops so, at errors that the
+    person has ticked; here all are wanted."""
+    import threading
+
+    import pydevd
+
+    frames = {}
+    while trace is not None:
+        frames[id(trace.tb_frame)] = last = trace.tb_frame
+        trace = trace.tb_next
+    debugger, thread = pydevd.get_global_debugger(), threading.current_thread()
+    info = debugger.set_additional_thread_info(thread)
+    info.is_tracing += 1
+    info.pydev_message = type(error).__name__
+    try:
+        raised = (type(error), error, error.__traceback__)
+        debugger.do_stop_on_unhandled_exception(thread, last, frames, raised)
+    finally:
+        info.is_tracing -= 1
 
 
 def carry(listener: socket.socket, port: int) -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from muster.types.values import NamedTuple
 
-WAIT, PDB, HINT, PASS = "wait", "pdb", "hint", "pass"
+WAIT, PDB, HOLD, HINT, PASS = "wait", "pdb", "hold", "hint", "pass"
 
 
 class Debug(NamedTuple):
     """What MUSTER_DEBUG asks for. `mode`: of `rank`, "" where nothing was asked for; its other
-    ranks pass by every `breakpoint()`. With HINT all say at one how a rank is debugged. `folder`:
+    ranks pass by every `breakpoint()`. Without a rank: with HINT all say at one how a rank
+    is debugged, with HOLD the first that fails waits for a debugger. `folder`:
     of this host in the record."""
 
     mode: str = ""
@@ -23,10 +24,10 @@ class Debug(NamedTuple):
 
 
 def parse_debug(text: str) -> Debug:
-    """`hint`, `wait:3` or `pdb:0`. Raises ValueError."""
+    """`hint`, `hold`, `wait:3` or `pdb:0`. Raises ValueError."""
     mode, colon, rank = text.partition(":")
-    if mode == HINT and not colon:
-        return Debug(HINT)
+    if mode in (HINT, HOLD) and not colon:
+        return Debug(mode)
     if mode not in (WAIT, PDB) or not (rank.isascii() and rank.isdecimal() and len(rank) < 10):
-        raise ValueError(f"expected {HINT}, {WAIT}:RANK or {PDB}:RANK")
+        raise ValueError(f"expected {HINT}, {HOLD}, {WAIT}:RANK or {PDB}:RANK")
     return Debug(mode, int(rank))

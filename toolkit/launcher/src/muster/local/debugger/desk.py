@@ -16,17 +16,17 @@ from collections.abc import Callable
 from muster.arguments import UsageError
 from muster.local.backends.base import Backend
 from muster.local.debugger.asked import LIMITS_OFF, DebugRequest
-from muster.types.debug import WAIT
+from muster.local.record.layout import LAUNCH
+from muster.types.debug import PDB
 from muster.types.run_files import DEBUGGER
 
 USUAL_PORT = 5678  # of debugpy, and of editors that attach to it
-LAUNCH = "launch.json"
 LOOK_EVERY_S = 0.1
 
 
 def listen(request: DebugRequest) -> socket.socket | None:
     """The port that a debugger attaches to; None for a terminal. Raises UsageError."""
-    if request.mode != WAIT:
+    if request.mode == PDB:
         return None
     for port in (request.port,) if request.port else (USUAL_PORT, 0):
         try:
@@ -50,11 +50,10 @@ class Desk:
         self._listener = listener
         self._backend = backend
         self._over = threading.Event()
-        rank = request.rank
         self.said.append(
-            f"{request.option} {rank}: no time limits ({', '.join(LIMITS_OFF)} are 0, so that "
-            f"ranks which wait for rank {rank} are no hang); the limit of the process group is the "
-            "script's own: raise init_process_group(timeout=...) if you look for longer"
+            f"{request.option}: no time limits ({', '.join(LIMITS_OFF)} are 0, so that "
+            f"ranks that wait for the debugged one are no hang); the limit of the process group is "
+            "the script's own: raise init_process_group(timeout=...) if you look for longer"
         )
 
     def start(self) -> None:
@@ -90,12 +89,10 @@ class Desk:
         path = os.path.join(self._backend.folder.path, LAUNCH)
         try:
             with open(path, "w", encoding="utf-8") as file:
-                json.dump(
-                    launch_json(self._backend, host, self._request.rank, port), file, indent=2
-                )
+                json.dump(launch_json(self._backend, host, self._request.who, port), file, indent=2)
         except OSError as error:
             self.said.append(f"{path} cannot be written: {error.strerror}")
-        self.said.append(f"rank {self._request.rank} waits for a debugger on 127.0.0.1:{port}")
+        self.said.append(f"{self._request.who} waits for a debugger on 127.0.0.1:{port}")
         self.said.append(f"for VS Code: cp {path} .vscode/, then Run > Start Debugging")
         folder = self._backend.folder.host(host)
         while not self._over.is_set():
@@ -120,10 +117,10 @@ class Desk:
         try:
             rank = connected(self._backend.folder.host(host))
         except OSError as error:
-            self.said.append(f"rank {self._request.rank} did not take the terminal: {error}")
+            self.said.append(f"{self._request.who} did not take the terminal: {error}")
             return
         self.said.append(
-            f"rank {self._request.rank} has this terminal: a breakpoint() in it stops for you; "
+            f"{self._request.who} has this terminal: a breakpoint() in it stops for you; "
             "Ctrl-C ends the job"
         )
         threading.Thread(target=_copy, args=(rank.recv, _writer(2)), daemon=True).start()
@@ -173,14 +170,14 @@ def connected(folder: str) -> socket.socket:
     return sock
 
 
-def launch_json(backend: Backend, host: str, rank: int, port: int) -> dict[str, object]:
+def launch_json(backend: Backend, host: str, who: str, port: int) -> dict[str, object]:
     """What VS Code attaches by: the rank runs a copy of the source folder, so names are mapped."""
     mapping = {
         "localRoot": backend.request.source_dir,
         "remoteRoot": os.path.join(backend.base(host), "code"),
     }
     attach = {
-        "name": f"muster local: rank {rank}",
+        "name": f"muster local: {who}",
         "type": "debugpy",
         "request": "attach",
         "connect": {"host": "127.0.0.1", "port": port},
