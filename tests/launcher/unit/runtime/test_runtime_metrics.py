@@ -140,6 +140,31 @@ def test_a_file_is_bounded_thinned_and_says_so(tmp_path: Path, run: Run) -> None
     assert rate is not None
 
 
+def test_a_child_does_not_wait_for_a_thread_that_printed_at_the_fork(run: Run) -> None:
+    script = """
+import io, os, sys, threading
+holds, go = threading.Event(), threading.Event()
+class Slow(io.FileIO):
+    def write(self, data):
+        holds.set()
+        go.wait()
+        return super().write(data)
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Slow(1, "w", closefd=False)), write_through=True)
+thread = threading.Thread(target=lambda: print("held", flush=True))
+thread.start()
+holds.wait()
+pid = os.fork()
+if pid == 0:
+    muster.metrics(step=3)
+    os._exit(0)
+os.waitpid(pid, 0)
+go.set()
+thread.join()
+"""
+    out, _ = run(script)
+    assert out.splitlines() == ["muster metrics step=3", "held"]
+
+
 def test_threads_forks_and_other_processes_share_the_file(tmp_path: Path, run: Run) -> None:
     script = """
 import os, subprocess, sys, threading
