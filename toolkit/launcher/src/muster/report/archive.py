@@ -19,6 +19,7 @@ MOST_READ_BYTES = 32 << 30  # once unpacked, of the whole archive
 MOST_WRITTEN_BYTES = 2 << 30
 MOST_FILES = 20_000
 LOG_BYTES = 64 << 10  # of a log its end
+PROFILES = (".pt.trace.json", ".pt.trace.json.gz")  # of torch.profiler
 _PART = r"[^/\0]{1,200}"
 _WANTED = re.compile(
     rf"(?:{_PART}/){{0,6}}(?:(?:summary|command)\.json"
@@ -33,13 +34,16 @@ class UnpackLimits(NamedTuple):
     files: int = MOST_FILES
 
 
-def unpack(path: str, target: str, limits: UnpackLimits | None = None) -> list[str]:
-    """Writes the record's files of the archive below `target`. What could not be read, in
-    sentences. Raises OSError where the file cannot be opened or the target cannot be written."""
+def unpack(
+    path: str, target: str, limits: UnpackLimits | None = None, traces: bool = False
+) -> list[str]:
+    """Writes the record's files of the archive below `target`; `traces`: those of profilers, too.
+    What could not be read, in sentences. Raises OSError where the file cannot be opened or the
+    target cannot be written."""
     name = os.path.basename(path)
     try:
         with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            return _unpack(tar, target, name, limits or UnpackLimits())
+            return _unpack(tar, target, name, limits or UnpackLimits(), traces)
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         return [f"{name} is damaged ({error}): what came before that place is shown"]
     except OSError as error:
@@ -48,7 +52,9 @@ def unpack(path: str, target: str, limits: UnpackLimits | None = None) -> list[s
         return [f"{name} is damaged ({error}): what came before that place is shown"]  # gzip, lzma
 
 
-def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) -> list[str]:
+def _unpack(
+    tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits, traces: bool
+) -> list[str]:
     read = written = files = 0
     for member in tar:
         read += member.size
@@ -56,7 +62,8 @@ def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) 
             return [f"{name} is too large: what follows {member.name!r:.80} is not read"]
         vars(tar)["members"] = []  # it keeps every one that it has passed
         inside = os.path.normpath(member.name.lstrip("/"))
-        if not member.isreg() or ".." in inside.split("/") or not _WANTED.fullmatch(inside):
+        wanted = _WANTED.fullmatch(inside) or (traces and inside.endswith(PROFILES))
+        if not member.isreg() or ".." in inside.split("/") or not wanted:
             continue
         content = tar.extractfile(member)
         if content is None:

@@ -58,7 +58,8 @@ class RankMetrics(NamedTuple):
 
 class HostRecord(NamedTuple):
     """One host's part of a record. `waits_s`: rank -> seconds that it waited in collectives;
-    `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning."""
+    `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning; `folder`: where it
+    lies."""
 
     name: str
     events: tuple[RecordEvent, ...] = ()
@@ -67,6 +68,7 @@ class HostRecord(NamedTuple):
     waits_s: Mapping[int, float] = {}
     tails: Mapping[int, str] = {}
     stacks: Mapping[str, str] = {}
+    folder: str = ""
 
 
 class RunRecord(NamedTuple):
