@@ -41,7 +41,6 @@ def read_host(
         waits_s=_waits(os.path.join(folder, COLLECTIVES)),
         tails=_tails(os.path.join(folder, LOGS), clean, wanted),
         stacks=_stacks(os.path.join(folder, STACKS), clean),
-        folder=folder,
     )
     return host, missing
 

@@ -40,11 +40,12 @@ class _Place(NamedTuple):
 
 
 class OpenRecord(NamedTuple):
-    """A record whose files may still be read. `places`: folders that hold its hosts'; `clean`:
-    for the texts in its files."""
+    """A record whose files may still be read. `places`: folders that hold those of its
+    hosts; `folders`: of each host; `clean`: for the texts in its files."""
 
     record: RunRecord
     places: tuple[str, ...]
+    folders: Mapping[str, str]
     clean: Cleaner
 
 
@@ -97,13 +98,14 @@ def _read(
     command = [read_object(os.path.join(place.path, COMMAND)) for place in places]
     wanted = _wanted(summary)
     hosts: dict[str, HostRecord] = {}
+    folders: dict[str, str] = {}
     for place in places:
         for folder in place.hosts:
             name = clean.text(folder, 200)
             if name in hosts:
                 missing.append(f"{name}: two records of it, only the first is shown")
                 continue
-            full = os.path.join(place.path, folder)
+            full = folders[name] = os.path.join(place.path, folder)
             hosts[name], lacking = read_host(full, name, clean, wanted, metrics)
             missing += lacking
     missing += _lacking(summary, hosts, live)
@@ -116,7 +118,7 @@ def _read(
         live=live,
         read_at=time.time(),
     )
-    return OpenRecord(record, tuple(place.path for place in places), clean)
+    return OpenRecord(record, tuple(place.path for place in places), folders, clean)
 
 
 def _places(root: str) -> Iterator[_Place]:

@@ -58,8 +58,7 @@ class RankMetrics(NamedTuple):
 
 class HostRecord(NamedTuple):
     """One host's part of a record. `waits_s`: rank -> seconds that it waited in collectives;
-    `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning; `folder`: where it
-    lies."""
+    `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning."""
 
     name: str
     events: tuple[RecordEvent, ...] = ()
@@ -68,7 +67,6 @@ class HostRecord(NamedTuple):
     waits_s: Mapping[int, float] = {}
     tails: Mapping[int, str] = {}
     stacks: Mapping[str, str] = {}
-    folder: str = ""
 
 
 class RunRecord(NamedTuple):

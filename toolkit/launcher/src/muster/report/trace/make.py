@@ -53,6 +53,7 @@ class _Maker:
     def __init__(self, opened: OpenRecord, writer: TraceWriter) -> None:
         self._opened = opened
         self._record = opened.record
+        self._folders = opened.folders
         self._writer = writer
         self._aligned: Aligned = align(self._record.hosts, leader_of(self._record.summary))
         self._end_s = last_time(self._record, self._aligned) or 0.0
@@ -68,7 +69,7 @@ class _Maker:
             if span.host in self._processes:
                 end_s = self._end_s if span.ends_s is None else span.ends_s
                 self._writer.slice(self._processes[span.host], span.name, span.begins_s, end_s, {})
-        files = {host.name: step_files(host.folder) for host in self._record.hosts}
+        files = {host.name: step_files(self._folders[host.name]) for host in self._record.hosts}
         every = lines_a_slice((file for found in files.values() for file in found), most_steps)
         if every > 1:
             self.missing.append(f"{every} lines of metrics are one slice: there are too many steps")
@@ -178,7 +179,7 @@ class _Maker:
             partial(self._aligned.at, host.name), partial(self._aligned.at_wall, host.name),
             self._pids(host), self._opened.clean,
         )  # fmt: skip
-        folder = os.path.join(host.folder, COLLECTIVES)
+        folder = os.path.join(self._folders[host.name], COLLECTIVES)
         if bad := files.write(folder, self._writer, self._processes[host.name]):
             self.missing.append(f"{host.name}: {bad} files of its collectives cannot be read")
 
@@ -191,7 +192,7 @@ class _Maker:
         hosts = self._record.hosts
 
         def rank_of(pid: int, path: str) -> int:
-            near = [one for one in hosts if path.startswith(os.path.join(one.folder, ""))]
+            near = [one for one in hosts if path.startswith(os.path.join(self._folders[one.name], ""))]
             if len(self.ranks) == 1:
                 return next(iter(self.ranks))
             return self._pids((near or hosts)[0])[pid] if near or len(hosts) == 1 else -1
@@ -214,8 +215,8 @@ class _Maker:
 
     def _folders_of_scripts(self) -> Iterator[str]:
         """Where the script may have written profiles: in output and model."""
-        for host in self._record.hosts:
-            yield from (os.path.join(host.folder, one) for one in _OF_SCRIPTS)
+        for folder in self._folders.values():
+            yield from (os.path.join(folder, one) for one in _OF_SCRIPTS)
         for place in self._opened.places:
             if os.path.basename(place) == RECORD:  # in output/data
                 yield os.path.dirname(place)
