@@ -37,7 +37,8 @@ class Handler(SimpleHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if not self.path.startswith("/opened"):
-            return super().do_GET()
+            super().do_GET()
+            return
         with open(self.trace, "rb") as file:
             self.send_response(200)
             self.end_headers()

@@ -72,7 +72,7 @@ class _Maker:
         files = {host.name: step_files(self._folders[host.name]) for host in self._record.hosts}
         every = lines_a_slice((file for found in files.values() for file in found), most_steps)
         if every > 1:
-            self.missing.append(f"{every} lines of metrics are one slice: there are too many steps")
+            self.missing.append(f"single steps: {every} lines of metrics are one slice, there are too many")
         for host in self._record.hosts:
             known = {event.rank for event in host.events if event.rank is not None}
             for rank in sorted(known | {file.rank for file in files[host.name]} | {*host.samples}):
@@ -192,9 +192,10 @@ class _Maker:
         hosts = self._record.hosts
 
         def rank_of(pid: int, path: str) -> int:
-            near = [one for one in hosts if path.startswith(os.path.join(self._folders[one.name], ""))]
             if len(self.ranks) == 1:
                 return next(iter(self.ranks))
+            near = [one for one in hosts
+                    if path.startswith(os.path.join(self._folders[one.name], ""))]  # fmt: skip
             return self._pids((near or hosts)[0])[pid] if near or len(hosts) == 1 else -1
 
         profiles = Profiles(

@@ -14,6 +14,7 @@ import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import IO, Any
 
 from muster.report.archive import PROFILES
@@ -240,10 +241,11 @@ class Objects:
         return bool(piece)
 
 
-def _text_of(path: str) -> IO[str]:
-    raw = open_file(path)
-    packed = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
-    return io.TextIOWrapper(packed, encoding="utf-8", errors="replace")
+@contextmanager
+def _text_of(path: str) -> Iterator[IO[str]]:
+    with open_file(path) as raw:
+        packed = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
+        yield io.TextIOWrapper(packed, encoding="utf-8", errors="replace")
 
 
 def _number_or_text(value: object) -> object:
