@@ -72,7 +72,8 @@ class _Maker:
         files = {host.name: step_files(self._folders[host.name]) for host in self._record.hosts}
         every = lines_a_slice((file for found in files.values() for file in found), most_steps)
         if every > 1:
-            self.missing.append(f"single steps: {every} lines of metrics are one slice, there are too many")
+            why = "there are too many"
+            self.missing.append(f"single steps: {every} lines of metrics are one slice, {why}")
         for host in self._record.hosts:
             known = {event.rank for event in host.events if event.rank is not None}
             for rank in sorted(known | {file.rank for file in files[host.name]} | {*host.samples}):
