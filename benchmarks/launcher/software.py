@@ -41,7 +41,8 @@ for name in seen:
         caches.add(f"{os.path.dirname(path)}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc")
         if "/__pycache__/" not in path: files.add(path)
 size = lambda paths: sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
-print(json.dumps([size(files), size(caches), sorted(seen)]))
+desk = [path for path in files if re.search("/muster/(commands|local|report|sdk)/", path)]
+print(json.dumps([size(files), size(caches), size(desk), sorted(seen)]))
 """
 
 
@@ -56,10 +57,12 @@ class Software(NamedTuple):
 
 
 class Size(NamedTuple):
-    """Bytes of a distribution and all that it requires; `caches`: what Python compiles of it."""
+    """Bytes of a distribution and all that it requires; `caches`: what Python compiles of it;
+    `desk`: of these files, those that no container of a job imports."""
 
     files: int
     caches: int
+    desk: int
     distributions: tuple[str, ...]
 
 
@@ -94,5 +97,5 @@ def installed_size(bin_folder: Path, distribution: str) -> Size:
         [str(bin_folder / "python"), "-I", "-c", _SIZE, distribution],
         capture_output=True, text=True, check=True, timeout=120,
     )  # fmt: skip
-    files, caches, names = json.loads(done.stdout)
-    return Size(files, caches, tuple(names))
+    files, caches, desk, names = json.loads(done.stdout)
+    return Size(files, caches, desk, tuple(names))

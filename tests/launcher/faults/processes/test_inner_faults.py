@@ -69,3 +69,15 @@ def test_a_defect_on_one_host_is_named_on_all(cluster: Make, host: str) -> None:
         (102, "PeerError: lo"),  # the leader itself broke: nobody is left to decide
     ]
     assert host == "algo-1" or results[other].code == 105, results[other].err
+
+
+@pytest.mark.promise("F12")
+def test_a_defect_before_the_leader_s_code_is_there_ends_all_hosts_alike(cluster: Make) -> None:
+    job = cluster("import time\ntime.sleep(600)\n")
+    job.expect(internal_error=True)
+    job.start("algo-1", command=train_with_broken("muster.train.work:prepare", "ValueError('x')"))
+    job.start("algo-2")
+    results = job.wait(20)
+    assert SAID in results["algo-1"].err  # the fault
+    for result in results.values():
+        assert (result.code, result.first_line[:13]) == (105, "InternalError"), result.err

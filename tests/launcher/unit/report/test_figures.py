@@ -111,6 +111,13 @@ def test_the_page_allows_its_own_scripts_and_nothing_else(tmp_path: Path) -> Non
     assert " style=" not in text and " onload=" not in text
 
 
+def test_points_alone_are_no_chart() -> None:
+    """Of a short run there is one sample of each rank, not all at the same moment."""
+    alone = {"rank 0": [Bucket(3.0, 1.0, 1.0)], "rank 1": [Bucket(3.1, 2.0, 2.0)]}
+    assert charts._chart("memory", "MiB", "seconds", alone) is None
+    assert charts._chart("memory", "MiB", "seconds", {}) is None
+
+
 def test_what_is_inlined_is_the_published_uplot() -> None:
     for name, expected in page.UPLOT_SHA256.items():
         content = resources.files("muster.report.page").joinpath(name).read_bytes()

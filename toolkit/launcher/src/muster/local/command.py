@@ -42,6 +42,7 @@ examples:
   muster local train.py --channel train=data/ --hyperparameter epochs=3 -- --verbose
   muster local -m project.train --hosts 2
   muster local run.sh --source-dir src --isolation process --timeout 600
+  muster local train.py --hosts 2 --fault kill:host=algo-2@10s --timeout 120
   muster local train.py --hosts 2 --isolation docker --image my-image --memory 4g
 
 Every host is a real `train` with its own /opt/ml; the exit code is the job's (124: the time ran
@@ -61,6 +62,15 @@ def add_arguments(parser: Parser) -> None:
         "--model-plan",
         action="store_true",
         help="plan the split of a model of smdistributed.modelparallel in place of training it",
+    )
+    parser.add_argument(
+        "--fault",
+        metavar="SPEC",
+        action="append",
+        default=[],
+        help="do this to the job: kill:rank=1@10s, kill:host=algo-2@step=40, freeze:rank=1@5s+5s, "
+        "slow:rank=3:50%%@5s, cut:algo-1/algo-2@5s+5s, stop@30s, random:seed=7 (@: after all "
+        "ranks run, +: for so long); repeatable",
     )
     add_options(parser)
 

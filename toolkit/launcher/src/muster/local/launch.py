@@ -6,6 +6,8 @@ import json
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
+from signal import SIGKILL
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local import caches, memory, preparation
@@ -17,6 +19,7 @@ from muster.local.hosts import LIMIT_S, start_hosts
 from muster.local.model_plan import picture_of
 from muster.local.paths import shown
 from muster.local.record import layout, runfolder, summary
+from muster.local.record.artifacts import made
 from muster.local.record.command_file import write_command
 from muster.local.request import Request
 from muster.local.session import HostSession, Timeout
@@ -31,6 +34,10 @@ from muster.types.names import counted
 from muster.types.run_files import SUMMARY
 from muster.types.values import NamedTuple
 
+if TYPE_CHECKING:
+    from muster.local.faults.injector import Landing
+    from muster.local.faults.spec import Fault
+
 STOP_MARGIN_S = 1.0
 
 
@@ -40,6 +47,7 @@ class _Ready(NamedTuple):
 
     backend: Backend
     groups: tuple[str, ...]
+    faults: tuple[Fault, ...] = ()
 
 
 def launch(
@@ -99,6 +107,7 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     groups: tuple[str, ...] = ()
     try:
         backend = choose(request, folder, keys, screen.say)
+        faults = preparation.settled_faults(request, keys, backend.name)
         preparation.pack_source(request, folder, signals.check)
         groups = backend.groups()
         signals.check()
@@ -118,7 +127,9 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     where = shown(folder.path)
     hosts = counted(request.hosts, "host")
     screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
-    return _Ready(backend, groups)
+    for fault in faults:
+        screen.say(f"muster local: --fault {fault.spec}")
+    return _Ready(backend, groups, faults)
 
 
 def _tell_differences(backend: Backend, screen: Screen) -> None:
@@ -135,7 +146,7 @@ def _tell_differences(backend: Backend, screen: Screen) -> None:
 
 
 def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | None) -> int:
-    backend, groups = ready
+    backend, groups, faults = ready
     request, folder = backend.request, backend.folder
     began = time.monotonic()
     try:
@@ -149,15 +160,27 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
         screen.pump.say(github.group(f"muster local: output of {request.program}"))
     progress = Progress(request.host_names)
     tail = Tail([folder.events(name) for name in request.host_names])
-    session = HostSession(signals, hosts, progress, tail, screen, timeout, stop_limit_s(request))
+    injector = None
+    if faults:
+        from muster.local.faults.arming import arm
+
+        injector = arm(backend, faults, orders, hosts)
+        injector.start()
+    session = HostSession(
+        signals, hosts, progress, tail, screen, timeout, stop_limit_s(request), injector
+    )
+    reports: Sequence[Landing] = ()
     try:
         session.run()
     finally:
+        if injector is not None:
+            reports = injector.close()
         hosts.close(0 if session.ending.abandoned else LIMIT_S)
         caches.release(in_use)
         tail.close()
+    killed = injector.killed if injector is not None else ()
     ends = tuple(
-        summary.HostEnd(name, hosts.statuses.get(host_index))
+        summary.HostEnd(name, -SIGKILL if name in killed else hosts.statuses.get(host_index))
         for host_index, name in enumerate(request.host_names)
     )
     end = summary.RunEnd(
@@ -169,7 +192,8 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
         error=hosts.error,
         error_code=hosts.error_code,
         notes=(*hosts.notes, *memory.kill_notes(groups, request.memory_bytes or 0)),
-        facts=hosts.facts,
+        facts={**hosts.facts, **({"faults": [r._asdict() for r in reports]} if reports else {})},
+        reports=tuple(reports),
         hints=backend.hints(orders, hosts.facts),
     )
     return _close(backend, end, progress, screen, hosts.ready)
@@ -216,6 +240,8 @@ def _close(
         screen.say(f"muster local: {disagreement}")
     places = summary.places(folder.path, names, request.checkpoint)
     lines = [*summary.table(end, progress), *places]
+    if end.reports:
+        lines += _account(end, progress, folder.path, request.checkpoint)
     if picture:
         lines.append(f"  {'plan':<11} {shown(picture)}")
     screen.say_verdict(f"muster local: {summary.verdict(end)}", summary.exit_code(end) == 0)
@@ -225,6 +251,18 @@ def _close(
     _say_last(request.source_dir, end, document, screen)
     _flush(request, document, screen)
     return summary.exit_code(end)
+
+
+def _account(
+    end: summary.RunEnd, progress: Progress, run: str, checkpoint: str | None
+) -> list[str]:
+    """The block about the faults."""
+    from muster.local.faults import account
+
+    began = time.time() - end.seconds
+    kept = [one.folder for one in made(run, checkpoint) if one.kind in ("model", "checkpoints")]
+    saved = account.saved_since(kept, began)
+    return account.lines(end.reports, progress.outcome, summary.exit_code(end), saved)
 
 
 def _flush(request: Request, document: Mapping[str, object], screen: Screen) -> None:

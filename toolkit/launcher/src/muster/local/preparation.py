@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from itertools import zip_longest
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local import environment, tree
@@ -17,6 +18,9 @@ from muster.local.request import Request
 from muster.types.distribution import Distribution
 from muster.types.errors import ConfigError
 from muster.types.run_files import LOGS
+
+if TYPE_CHECKING:
+    from muster.local.faults.spec import Fault
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
 
@@ -56,6 +60,23 @@ def asked_ranks(request: Request, keys: Mapping[str, str]) -> int:
     if isinstance(option, Single):
         return request.hosts
     return getattr(option, "processes", None) or request.hosts * (option.processes_per_host or 1)
+
+
+def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) -> tuple[Fault, ...]:
+    """The faults of the request as hosts of this kind can suffer them. Raises UsageError."""
+    if not request.faults:
+        return ()
+    from muster.local.faults.plan import settle
+    from muster.types.distribution import Single
+
+    if request.model_plan:
+        raise UsageError("--fault needs a job: --model-plan runs none", "leave out one of them")
+    # without a number of processes a device each may get a rank
+    option = asked_distribution(request, keys)
+    given = (getattr(option, name, None) for name in ("processes", "processes_per_host"))
+    exact = isinstance(option, Single) or any(given)
+    ranks = asked_ranks(request, keys)
+    return settle(request.faults, request.host_names, ranks, exact, isolation)
 
 
 def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:

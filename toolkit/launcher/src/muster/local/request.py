@@ -6,7 +6,8 @@ import argparse
 import json
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local.backends.docker.options import DockerOptions, read_docker
@@ -15,6 +16,9 @@ from muster.local.paths import is_below
 from muster.types.names import TYPED, nearest
 from muster.types.shown import parse_ranks
 from muster.types.values import NamedTuple
+
+if TYPE_CHECKING:
+    from muster.local.faults.spec import Fault
 
 MAX_HOSTS = 100
 DEFAULT_GROUP_TYPE = "local"
@@ -62,15 +66,21 @@ class Request(NamedTuple):
     internet: bool = False
     module: str = ""  # which `program` starts; that file is not in the source folder
     model_plan: bool = False  # see `model_plan.planned`
+    faults: tuple[Fault, ...] = ()  # done to the job, see `faults.spec`
 
     @property
     def host_names(self) -> tuple[str, ...]:
-        return tuple(f"algo-{number}" for number in range(1, self.hosts + 1))
+        return host_names(self.hosts)
 
     @property
     def ranks_at_least(self) -> int:
         """As many as were asked for; a distribution may start one for each device."""
         return self.hosts * (self.processes_per_host or 1)
+
+
+def host_names(hosts: int) -> tuple[str, ...]:
+    """Of a job of so many hosts."""
+    return tuple(f"algo-{number}" for number in range(1, hosts + 1))
 
 
 def read_request(args: argparse.Namespace) -> Request:
@@ -126,6 +136,7 @@ def read_request(args: argparse.Namespace) -> Request:
         module=args.module or "",
         verbose=args.verbose,
         ranks=check_ranks(args.ranks),
+        faults=check_faults(getattr(args, "fault", ()), hosts),
     )
 
 
@@ -233,6 +244,15 @@ def parse_channels(texts: list[str]) -> dict[str, str]:
             raise UsageError(f"--channel {name}: no folder {folder!r}", _near_file(folder))
         channels[name] = os.path.realpath(folder)
     return channels
+
+
+def check_faults(texts: Sequence[str], hosts: int) -> tuple[Fault, ...]:
+    """The faults of `--fault`, for a job of so many hosts. Raises UsageError."""
+    if not texts:
+        return ()
+    from muster.local.faults.plan import read_faults
+
+    return read_faults(texts, host_names(hosts))
 
 
 def check_ranks(text: str | None) -> str:

@@ -9,12 +9,16 @@ import os
 import select
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from muster.local.hosts import Hosts
 from muster.local.show.progress import Progress, Tail
 from muster.local.show.screen import Screen
 from muster.local.signals import Signals
 from muster.types.values import NamedTuple
+
+if TYPE_CHECKING:
+    from muster.local.faults.injector import Injector
 
 TICK_S = 0.1
 READ_BYTES = 1 << 16
@@ -45,7 +49,7 @@ class Timeout(NamedTuple):
 class HostSession:
     """One run of hosts, from their start to the last exit status.
 
-    `stop_limit_s`: from SIGTERM until SIGKILL to a host.
+    `stop_limit_s`: from SIGTERM until SIGKILL to a host. `faults`: who does faults to the job.
     """
 
     def __init__(
@@ -57,6 +61,7 @@ class HostSession:
         screen: Screen,
         timeout: Timeout | None,
         stop_limit_s: float,
+        faults: Injector | None = None,
     ) -> None:
         self._signals = signals
         self._hosts = hosts
@@ -65,6 +70,7 @@ class HostSession:
         self._screen = screen
         self._stop_limit_s = stop_limit_s
         self._timeout = timeout
+        self._faults = faults
         self._kill_at: float | None = None
         self._killed_at = 0.0
         self._streams = {stream.fd: stream for stream in hosts.streams}
@@ -81,6 +87,7 @@ class HostSession:
                 self._progress.take(event)
             self._screen.show(self._progress, now)
             self._check_times(now)
+            self._hear_faults()
             if not self._up_open:
                 drain_until = drain_until or now + DRAIN_S
                 if now > drain_until:
@@ -151,6 +158,14 @@ class HostSession:
             self.ending = self.ending._replace(timed_out=True)
         if self._kill_at is not None and now > self._kill_at and not self.ending.killed:
             self._kill(f"hosts did not end within {self._stop_limit_s:g} s")
+
+    def _hear_faults(self) -> None:
+        while self._faults and self._faults.said:
+            self._screen.say(f"muster local: {self._faults.said.popleft()}")
+        while self._faults and self._faults.stops:
+            spec = self._faults.stops.popleft()
+            if not self.ending.by:
+                self._stop(f"--fault {spec}", f"stopping, by force after {self._stop_limit_s:g} s")
 
     def _stop(self, by: str, text: str) -> None:
         self.ending = SessionEnd(by)

@@ -104,9 +104,10 @@ def _middle(chart: Chart) -> list[Bucket]:
 
 
 def _chart(title: str, unit: str, x: str, points: Mapping[str, Sequence[Bucket]]) -> Chart | None:
-    xs = _columns({one.step for buckets in points.values() for one in buckets})
-    if len(xs) < 2:
+    steps = [{one.step for one in buckets} for buckets in points.values()]
+    if max(map(len, steps), default=0) < 2:  # points alone draw nothing
         return None
+    xs = _columns(set().union(*steps))
     lines = [_line(name, buckets, xs) for name, buckets in points.items()]
     if len(lines) > MOST_LINES:
         lines = _range(lines)

@@ -14,7 +14,6 @@ from muster.stage.patience import Patience
 from muster.train.network_identity import NetworkIdentity, say_if_key_is_open, warn_of_init
 from muster.train.output import say_what_is_missing
 from muster.train.staging import facts_of, prepare, stage
-from muster.types.errors import ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
 from muster.types.outcome import Succeeded
@@ -89,8 +88,8 @@ class JobWork:
         """See `Work`."""
         try:
             self._prepared.result()
-        except ConfigError:
-            pass  # is reported as the outcome
+        except Exception:  # ConfigError, or a defect of muster: either is the outcome already
+            pass
         job = self._job
         written = report.write(job.paths, ending.outcome, self._masker)
         self._tidy()

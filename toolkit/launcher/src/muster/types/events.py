@@ -109,7 +109,13 @@ _TABLE = (
     )),
     Kind("step", "a rank finished a step", reserved=True),
     Kind("metric", "a rank reported a value", reserved=True),
-    Kind("fault", "`muster local --fault` did something to the job", reserved=True),
+    Kind("fault", "`muster local --fault` did something to the job, or could not", (
+        Field("spec", "str", "what repeats it"),
+        Field("what", "str", "its kind: kill, freeze, slow, cut or stop"),
+        Field("target", "str", "whom it hit, in words; empty for the whole job or nobody"),
+        Field("landed", "bool", "whether it hit"),
+        Field("text", "str", "what landed and when, or why nothing did"),
+    )),
 )  # fmt: skip
 
 KINDS: Mapping[str, Kind] = {kind.name: kind for kind in _TABLE}

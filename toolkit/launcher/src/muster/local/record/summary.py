@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import USAGE_EXIT_CODE
 from muster.local.paths import shown
@@ -22,6 +23,9 @@ from muster.types.names import counted, listed
 from muster.types.plain import columns
 from muster.types.run_files import LOGS
 from muster.types.values import NamedTuple
+
+if TYPE_CHECKING:
+    from muster.local.faults.injector import Landing
 
 SCHEMA = 1
 TIMEOUT_EXIT_CODE = 124
@@ -51,6 +55,7 @@ class RunEnd(NamedTuple):
     notes: tuple[str, ...] = ()
     facts: Mapping[str, object] = {}
     hints: tuple[str, ...] = ()  # lines about what stayed
+    reports: tuple[Landing, ...] = ()  # of the faults that were asked for
 
 
 def exit_code(end: RunEnd) -> int:

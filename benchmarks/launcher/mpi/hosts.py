@@ -80,7 +80,7 @@ class MpiJobs:
     def bare(self, script: str, hosts: int, processes: int = 2) -> list[Host]:
         """mpirun alone, with an agent that passes its words to a process on the other host."""
         python = str(self._software.muster / "python")
-        start = [python, "-IS", str(_HERE / "mpi_bare.py"), python, str(hosts), str(processes)]
+        start = [python, "-IS", str(_HERE / "bare.py"), python, str(hosts), str(processes)]
         return self._job("bare", self._software.muster, start, script, hosts, processes)
 
     def _job(

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.launcher.mpi_hosts import FAILS, NOOP, Host, MpiJobs
+from benchmarks.launcher.mpi.hosts import FAILS, NOOP, Host, MpiJobs
 from benchmarks.launcher.software import INCUMBENT, Software
 from benchmarks.table import Row, under
 from benchmarks.timing import interleaved

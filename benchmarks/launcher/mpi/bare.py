@@ -1,7 +1,7 @@
 """Bare mpirun on one or two hosts, and the trivial agent in place of ssh; runs as PID 1 of a host.
 
-`mpi_bare.py PYTHON HOSTS PROCESSES BASE` is mpirun's host, or on the other one the end of the wire:
-it executes the one command line that arrives. `mpi_bare.py agent HOST COMMAND...` sends it there.
+`bare.py PYTHON HOSTS PROCESSES BASE` is mpirun's host, or on the other one the end of the wire:
+it executes the one command line that arrives. `bare.py agent HOST COMMAND...` sends it there.
 No checks of any kind: this is what the least possible remote start costs.
 """
 

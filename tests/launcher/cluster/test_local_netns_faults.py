@@ -1,0 +1,140 @@
+"""`muster local --fault` on hosts in namespaces, as root and rootless: they are cut off from one
+another, unplugged and frozen; skipped where the kernel does not allow such hosts."""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from muster.local.hosts import why_not_isolated
+from tests.launcher.support.local.local_runs import LocalRun, Start, start
+from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
+
+__all__ = ["start"]
+
+# each of two hosts tells the other that it lives, by packets that nobody repeats
+SCRIPT = """\
+import os, socket, time
+me = os.environ["SM_CURRENT_HOST"]
+other = {"algo-1": "algo-2", "algo-2": "algo-1"}[me]
+sock = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+sock.bind(("", 4000))
+sock.settimeout(0.02)
+last = None
+silence = 0.0
+until = time.monotonic() + float(os.environ.get("SM_HP_SECONDS", "60"))
+print("ready on", me, flush=True)
+while time.monotonic() < until:
+    sock.sendto(b"x", (other, 4000))
+    try:
+        sock.recv(1)
+    except OSError:
+        continue
+    now = time.monotonic()
+    silence = max(silence, now - (last or now))
+    last = now
+print("silence", me, round(silence, 3), flush=True)
+"""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
+    reason = why_not_isolated(str(tmp_path_factory.mktemp("trial")))
+    if reason:
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+
+
+def fill(home: Path) -> Path:
+    (home / "train.py").write_text(SCRIPT)
+    return home
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    return fill(tmp_path)
+
+
+@pytest.fixture
+def nobodys_home() -> Iterator[Path]:
+    with home_of_nobody(fill) as home:
+        yield home
+
+
+def argv(*faults: str, seconds: float = 60) -> list[str]:
+    found = ["train.py", "--hosts", "2", "--isolation", "netns"]
+    found += ["--hyperparameter", f"seconds={seconds}"]
+    return [*found, *(word for text in faults for word in ("--fault", text))]
+
+
+def check_a_cut(run: LocalRun) -> None:
+    result = run.wait()
+    assert result.code == 0, result.err
+    assert "fault: cut algo-1 and algo-2 off from one another" in result.err
+    silences = dict(re.findall(r"silence (\S+) ([0-9.]+)", result.out))
+    assert sorted(silences) == ["algo-1", "algo-2"], result.err
+    assert all(float(silence) > 0.9 for silence in silences.values()), silences
+
+
+@pytest.mark.promise("F80")
+def test_what_hosts_that_are_cut_send_is_lost_for_as_long(home: Path, start: Start) -> None:
+    check_a_cut(start(home, argv("cut:algo-1/algo-2@0.5s+1s", seconds=3)))
+
+
+@pytest.mark.promise("F80")
+def test_a_user_without_privileges_can_do_the_same(nobodys_home: Path, start: Start) -> None:
+    run = start(
+        nobodys_home,
+        argv("cut:algo-1/algo-2@0.5s+1s", seconds=3),
+        wrapper=as_nobody(),
+        python=readable_python(),
+    )
+    check_a_cut(run)
+
+
+@pytest.mark.promise("F80")
+@pytest.mark.parametrize(
+    ("fault", "code", "said"),
+    [
+        ("kill:rank=1@0.3s", 137, "killed rank 1 (pid "),
+        ("freeze:rank=0@0.3s+0.3s", 0, "froze rank 0 (pid "),
+        ("slow:rank=0:50%@0.3s+0.3s", 0, "slowed rank 0 (pid "),
+    ],
+)
+def test_rootless_ranks_are_hit_by_their_number(
+    nobodys_home: Path, start: Start, fault: str, code: int, said: str
+) -> None:
+    run = start(
+        nobodys_home, argv(fault, seconds=1.5), wrapper=as_nobody(), python=readable_python()
+    )
+    result = run.wait()
+    assert result.code == code, result.err
+    assert f"fault: {said}" in result.err
+
+
+@pytest.mark.promise("F80")
+def test_hosts_that_stay_cut_off_lose_one_another(home: Path, start: Start) -> None:
+    run = start(home, argv("cut:algo-1/algo-2@0.3s"))
+    run.expect(apart=frozenset({"algo-2"}))
+    result = run.wait()
+    assert result.code == 102, result.err
+    assert "FAILED PeerError: lost algo-2 (no heartbeat for 2 s)" in result.err
+
+
+@pytest.mark.promise("F80")
+def test_a_host_that_is_killed_falls_silent_like_a_machine(home: Path, start: Start) -> None:
+    """Nothing tells the others: its connections stay open until nobody answers."""
+    result = start(home, argv("kill:host=algo-2@0.3s")).wait()
+    assert result.code == 102, result.err
+    assert "FAILED PeerError: lost algo-2 (no heartbeat for 2 s)" in result.err
+    assert [h["status"] for h in result.summary["local"]["hosts"]] == [102, -signal.SIGKILL]
+
+
+@pytest.mark.promise("F80")
+def test_a_host_that_is_frozen_for_a_while_is_heard_again(home: Path, start: Start) -> None:
+    result = start(home, argv("freeze:host=algo-1@0.3s+1s", seconds=3)).wait()
+    assert result.code == 0, result.err
+    assert "fault: froze algo-1 0." in result.err

@@ -1,0 +1,53 @@
+"""What can be done to the hosts and ranks of one run: an interface, one for each kind of host."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from muster.types.values import NamedTuple
+
+
+class NotLandedError(Exception):
+    """The fault did not hit anybody: a sentence that says why."""
+
+
+class Target(NamedTuple):
+    """A rank, or with `rank` None a whole host. `pid`: of the rank's script, as its host counts;
+    `pid_namespace`: in which it counts, None when unknown."""
+
+    host: str
+    rank: int | None = None
+    pid: int = 0
+    pid_namespace: int | None = None
+
+    def in_words(self) -> str:
+        if self.rank is None:
+            return self.host
+        return f"rank {self.rank} (pid {self.pid}) of {self.host}"
+
+
+class Means(ABC):
+    """Used by one thread at a time for each target; every call ends within seconds.
+
+    Each returns once it is proved to have landed, and raises NotLandedError.
+    """
+
+    @abstractmethod
+    def kill(self, target: Target) -> None:
+        """SIGKILL to a script; of a host, as a machine that loses its power."""
+
+    @abstractmethod
+    def freeze(self, target: Target) -> None:
+        """Every process of the target stands still."""
+
+    @abstractmethod
+    def thaw(self, target: Target) -> None:
+        """The inverse of `freeze`; what has ended meanwhile is passed over."""
+
+    def cut(self, one: str, other: str) -> None:
+        """What one host sends to the other is lost, both ways, without a word."""
+        raise NotLandedError("these hosts have no network of their own")
+
+    def heal(self, one: str, other: str) -> None:
+        """The inverse of `cut`."""
+        raise NotLandedError("these hosts have no network of their own")
