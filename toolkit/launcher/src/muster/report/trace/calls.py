@@ -63,6 +63,7 @@ class CallFiles:
         return bad
 
     def _last_calls(self, document: Mapping[str, Any]) -> Iterator[CallSpan]:
+        """Of a group that failed: flight-GROUP-rankN.json, on the monotonic clock of the host."""
         thread = f"{self._rank(document)} calls of {document.get('group')}"
         for one in map(mapping, sequence(document["operations"])):
             began_s, took_s = number(one.get("began_s")), number(one.get("took_s"))
@@ -75,6 +76,7 @@ class CallFiles:
             yield CallSpan(thread, begins_s, begins_s + took_s, str(one.get("verb")), args)
 
     def _life(self, document: Mapping[str, Any]) -> Iterator[CallSpan]:
+        """Of a group that ended: collectives-GROUP-RANK-LIFE.json, on the wall clock; its sums."""
         began, ended = number(document.get("began_s")), number(document.get("ended_s"))
         begins_s = None if began is None else self._at_wall(began)
         if began is None or ended is None or begins_s is None or ended < began:

@@ -1,4 +1,17 @@
-"""A record becomes a trace: a process for each host, a thread for each rank, one clock."""
+"""A record becomes a trace, on the leader's clock.
+
+    process of a host      its main thread: phases, and what happened to the host
+      rank N               from start to end; in it steps; its failure
+      standstill           from when the ranks began to wait to when it was said
+      rank N groups        lives of groups of muster_collectives
+      rank N calls of G    the last calls of one that failed
+      rank N thread ...    what torch.profiler recorded
+    counters of the host   memory, processors and metrics of each rank
+
+Slices of one thread may lie within one another or apart: Perfetto drops what overlaps otherwise.
+Names are short and the same for the same thing, so that Perfetto can sum over them; the whole
+texts are arguments.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +25,7 @@ from muster.report.figures import end_in_words, last_time, left_out, phase_spans
 from muster.report.read import OpenRecord
 from muster.report.trace.calls import CallFiles
 from muster.report.trace.profiles import MOST_FILES, Profiles, profile_files
-from muster.report.trace.steps import MOST_STEPS, Steps, lines_a_slice, step_files
+from muster.report.trace.steps import MOST_STEPS, StepWriter, lines_a_slice, step_files
 from muster.report.trace.writer import Sink, TraceWriter, Track
 from muster.report.values import HostRecord, RecordEvent
 from muster.types.plain import shortened
@@ -91,7 +104,9 @@ class _Maker:
                 self.missing.append(f"{host.name}: its steps are as good as its wall clock")
             for file in files[host.name]:
                 around = bounds.get(file.rank, (0.0, float("inf")))
-                steps = Steps(self._writer, self.ranks[file.rank], at, around, self._opened.clean)
+                steps = StepWriter(
+                    self._writer, self.ranks[file.rank], at, around, self._opened.clean
+                )
                 try:
                     self.missing += steps.write(file, every)
                 except OSError as error:
@@ -127,6 +142,7 @@ class _Maker:
         return bounds
 
     def _events(self, host: HostRecord) -> None:
+        """What happened to the host and its ranks; kinds that this version does not know, too."""
         process = self._processes[host.name]
         for event in sorted(host.events, key=self._begins):
             if event.kind in _OTHERWISE:
@@ -151,6 +167,7 @@ class _Maker:
         return event.t - max(0.0, waited_s or 0.0)
 
     def _stall(self, event: RecordEvent, process: Track, at_s: float) -> None:
+        """The leader may say the same standstill again, longer: each has its own line then."""
         begins_s = max(0.0, at_s - (event.t - self._begins(event)))
         name = shortened(str(event.fields.get("verdict") or "stall"), MOST_NAME)
         track = self._writer.lane(process, "standstill", begins_s, at_s)
@@ -161,6 +178,7 @@ class _Maker:
                 self._writer.instant(self.ranks[known], "holds up the others", at_s, event.fields)
 
     def _samples(self, host: HostRecord) -> None:
+        """Counters: memory as it was, processors as they were used since the look before."""
         process = self._processes[host.name]
         for rank, samples in host.samples.items():
             before = None
@@ -185,11 +203,14 @@ class _Maker:
             self.missing.append(f"{host.name}: {bad} files of its collectives cannot be read")
 
     def _pids(self, host: HostRecord) -> dict[int, int]:
+        """Ranks by their processes, as these see their numbers themselves."""
         return {pid: event.rank for event in host.events if event.kind == "rank_started"
                 if event.rank is not None
                 and (pid := whole(event.fields.get("pid"))) is not None}  # fmt: skip
 
     def _merge_profiles(self) -> None:
+        """A process without a group has its rank by its number, which counts on its host only: so
+        the file must lie in that host's folder, unless there is one host."""
         hosts = self._record.hosts
 
         def rank_of(pid: int, path: str) -> int:

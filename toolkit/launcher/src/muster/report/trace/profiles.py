@@ -88,6 +88,8 @@ class Profiles:
         return f"profile {name}: {why}" if why else ""
 
     def _merge(self, text: IO[str], path: str) -> str:
+        """As `merge`. A file is known only with its first event, whose process and time say what
+        its header may not: whose it is, and whether its clock is the run's."""
         objects = Objects(text)
         header = objects.header()
         rank = whole(mapping(header.get("distributedInfo")).get("rank"))
@@ -130,6 +132,7 @@ class Profiles:
 
     def _shift_us(self, rank: int, base_s: float, ts: float) -> float:
         """What makes its `ts` the trace's."""
+        # base and ts apart have all digits of a nanosecond; their sum is good for a microsecond
         at_s = self._at_wall(rank, base_s + ts / 1e6)
         if at_s is None or not -NEAR_S <= at_s <= self._end_s + NEAR_S:
             raise NoProfileError("left out, its times are not those of the run")
@@ -141,6 +144,7 @@ class Profiles:
         key: tuple[object, object],
         names: dict[tuple[object, object], str],
     ) -> None:
+        """Names stand before the events that they are of; a process's under no thread."""
         args = mapping(event.get("args"))
         if event.get("name") == "thread_name":
             names[key] = self._text(args.get("name"))
@@ -150,6 +154,8 @@ class Profiles:
     def _write(
         self, event: Mapping[str, Any], track: Track, ts: float, ids: dict[Any, int]
     ) -> None:
+        """Arrows between events have numbers that two files may both have used: they get new
+        ones."""
         phase = event["ph"]
         if ts < 0:
             return  # Perfetto has no time before the beginning
@@ -215,7 +221,7 @@ class Objects:
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
         decode = json.JSONDecoder().raw_decode
-        at = 0
+        at = 0  # in the buffer, which is only cut where it is filled: not at each event
         while True:
             while at < len(self._buffer) and self._buffer[at] in _BETWEEN:
                 at += 1

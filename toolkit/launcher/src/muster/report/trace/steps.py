@@ -42,7 +42,7 @@ def lines_a_slice(files: Iterable[StepFile], most: int = MOST_STEPS) -> int:
     return 1 + size // (most * LINE_BYTES)
 
 
-class Steps:
+class StepWriter:
     """Writes the steps of one rank. `at`: seconds since the trace began of a time since 1970;
     `bounds`: when its process ran, outside of which its slice would not hold them."""
 
@@ -83,6 +83,7 @@ class Steps:
         return [text for text, found in said.items() if found]
 
     def _take(self, entry: Mapping[str, Any], count: int, rank: int) -> None:
+        """A line ends a slice, and begins the next one unless it has no place in the trace."""
         time = number(entry.get("time"))
         at_s = None if time is None else self._at(time)
         step = whole(entry.get("step"))
@@ -106,6 +107,7 @@ class Steps:
         self._writer.slice(self._track, name, before[0], at_s, values)
 
     def _values(self, entry: Mapping[str, Any]) -> dict[str, object]:
+        """Numbers as they are, what is not finite in words; of a bounded number of names."""
         values = entry.get("values")
         if not isinstance(values, dict):
             values = {key: one for key, one in entry.items() if key not in NO_VALUES}

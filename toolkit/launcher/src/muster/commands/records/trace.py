@@ -10,7 +10,7 @@ import sys
 from typing import IO
 
 from muster.arguments import Parser, UsageError
-from muster.commands.report import default_name, place_of, reading
+from muster.commands.records.report import default_name, place_of, reading
 from muster.local.paths import shown
 from muster.local.record.history import LATEST
 from muster.report.read import OpenRecord, open_record
