@@ -166,6 +166,7 @@ def test_secrets_and_hostile_texts_are_as_in_the_report(tmp_path: Path) -> None:
 def test_a_damaged_record_is_shown_as_far_as_it_goes(record: Path) -> None:
     events = record / "algo-2" / "events.jsonl"
     whole = events.read_text().splitlines(keepends=True)
+    whole.insert(3, '{"t": 2000.3, "kind": "new", "odd": [NaN, {"a": 1e999}]}\n')
     events.write_text("".join(one for one in whole[:-9] if '"clock"' not in one) + whole[-9][:40])
     metrics = record / "algo-2" / "metrics" / "rank-3.jsonl"
     metrics.write_text(
@@ -183,6 +184,7 @@ def test_a_damaged_record_is_shown_as_far_as_it_goes(record: Path) -> None:
                  "2 lines of the metrics of rank 3 have no time at which it ran",
                  "1 files of its collectives cannot be read"):  # fmt: skip
         assert word in said
+    assert trace.named("new")[0]["args"] == {"odd": ["nan", {"a": "inf"}]}
     assert trace.named("rank 2")[0]["dur"] > 0  # its end is not known: to the last that is
 
 
@@ -233,7 +235,8 @@ def test_profiles_in_a_downloaded_archive_are_merged(record: Path, tmp_path: Pat
     (tmp_path / "a.pt.trace.json").write_text(json.dumps(profile(2)))
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(record, "muster")
-        tar.add(tmp_path / "a.pt.trace.json", "prof/a.pt.trace.json")
+        tar.add(tmp_path / "a.pt.trace.json", "logs/a.pt.trace.json")
+        tar.add(tmp_path / "a.pt.trace.json", f"{'x' * 250}/b.pt.trace.json")
     trace = Trace(archive)
     assert trace.made.profiles == 1
     assert trace.threads[trace.named("aten::mm")[0]["tid"]].startswith("rank 2 ")

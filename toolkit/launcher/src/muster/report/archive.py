@@ -21,6 +21,7 @@ MOST_FILES = 20_000
 LOG_BYTES = 64 << 10  # of a log its end
 PROFILES = (".pt.trace.json", ".pt.trace.json.gz")  # of torch.profiler
 _PART = r"[^/\0]{1,200}"
+_PROFILE = re.compile(rf"(?:{_PART}/){{0,12}}{_PART}\.pt\.trace\.json(?:\.gz)?")
 _WANTED = re.compile(
     rf"(?:{_PART}/){{0,6}}(?:(?:summary|command)\.json"
     rf"|{_PART}/(?:events\.jsonl|(?:metrics|stacks|collectives)/{_PART}|logs/rank-\d+\.(?:out|err)))"
@@ -62,8 +63,10 @@ def _unpack(
             return [f"{name} is too large: what follows {member.name!r:.80} is not read"]
         vars(tar)["members"] = []  # it keeps every one that it has passed
         inside = os.path.normpath(member.name.lstrip("/"))
-        wanted = _WANTED.fullmatch(inside) or (traces and inside.endswith(PROFILES))
-        if not member.isreg() or ".." in inside.split("/") or not wanted:
+        profile = traces and _PROFILE.fullmatch(inside)
+        if not member.isreg() or ".." in inside.split("/"):
+            continue
+        if not profile and not _WANTED.fullmatch(inside):
             continue
         content = tar.extractfile(member)
         if content is None:
@@ -74,7 +77,7 @@ def _unpack(
         except (FileExistsError, NotADirectoryError):
             continue  # a file has the name of its folder
         most = limits.written_bytes - written
-        is_log = inside.split("/")[-2:-1] == ["logs"]
+        is_log = not profile and inside.split("/")[-2:-1] == ["logs"]
         written += _copy(content, place, LOG_BYTES if is_log else most, is_log)
         files += 1
         if written >= limits.written_bytes:

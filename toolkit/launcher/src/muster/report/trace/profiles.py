@@ -195,7 +195,7 @@ class Profiles:
         if found is None:
             if len(self._texts) > 50_000:
                 self._texts.clear()
-            found = self._texts[value] = self._clean.text(value, 400)
+            found = self._texts[value] = self._clean.text(value, 400).strip()
         return found
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 from muster.types.values import NamedTuple
 
 FIRST_THREAD = 10_000  # a thread whose number is its process's is that one's main thread
-_encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode
+_encoded = json.JSONEncoder(separators=(",", ":"), check_circular=False, allow_nan=False).encode
 _HEAD = '{"displayTimeUnit":"ms","traceEvents":['
 
 
@@ -90,7 +91,10 @@ class TraceWriter:
         if self.events:
             self._rows.append(",\n")
         self.events += 1
-        self._rows.append(_encoded(event))
+        try:
+            self._rows.append(_encoded(event))
+        except ValueError:  # JSON has no word for what is not finite
+            self._rows.append(_encoded(_finite(event)))
         if len(self._rows) > 2_000:
             self._flush()
 
@@ -105,6 +109,14 @@ class TraceWriter:
     def _flush(self) -> None:
         self._file.write("".join(self._rows).encode())
         self._rows.clear()
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, Mapping):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_finite(one) for one in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _microseconds(seconds: float) -> int:
