@@ -26,18 +26,18 @@ SUMMARY_BYTES = 1 << 20
 _RANK_FILE = re.compile(r"rank-([0-9]{1,7})\.(out|err|jsonl)")
 
 
-def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bool]) -> (
-    tuple[HostRecord, list[str]]
-):  # fmt: skip
+def read_host(
+    folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bool], metrics: bool = True
+) -> tuple[HostRecord, list[str]]:
     """The host, and what is missing of it, in sentences. `wanted`: of which ranks the end of the
-    log is read. Raises nothing: what cannot be read is missing."""
+    log is read; `metrics`: theirs, too. Raises nothing: what cannot be read is missing."""
     missing: list[str] = []
     events, samples = _events(os.path.join(folder, EVENTS), name, clean, missing)
     host = HostRecord(
         name=name,
         events=events,
         samples=samples,
-        metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing),
+        metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing) if metrics else {},
         waits_s=_waits(os.path.join(folder, COLLECTIVES)),
         tails=_tails(os.path.join(folder, LOGS), clean, wanted),
         stacks=_stacks(os.path.join(folder, STACKS), clean),
@@ -112,7 +112,7 @@ def _add_sample(kept: list[SamplePoint], line: dict[str, Any]) -> None:
 def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict[int, RankMetrics]:
     found: dict[int, RankMetrics] = {}
     bad = Counter[str]()
-    for path, rank, _ in _rank_files(folder):
+    for path, rank, _ in rank_files(folder):
         try:
             metrics, lines = read_metrics(path)
         except OSError as error:
@@ -132,7 +132,7 @@ def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict
 def _waits(folder: str) -> dict[int, float]:
     """From the summaries that muster_collectives writes: rank of the world -> seconds."""
     waits: dict[int, float] = {}
-    for path in _files(folder):
+    for path in files_in(folder):
         if not path.endswith(".json"):
             continue
         try:
@@ -152,7 +152,7 @@ def _waits(folder: str) -> dict[int, float]:
 def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[int, str]:
     """Of each rank what it wrote last to stderr, or else to stdout."""
     tails: dict[int, str] = {}
-    for path, rank, kind in _rank_files(folder):
+    for path, rank, kind in rank_files(folder):
         if not wanted(rank) or (kind == "out" and tails.get(rank)):
             continue
         try:
@@ -166,7 +166,7 @@ def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[i
 
 def _stacks(folder: str, clean: Cleaner) -> dict[str, str]:
     found = {}
-    for path in list(_files(folder))[-4:]:
+    for path in list(files_in(folder))[-4:]:
         try:
             text = clean.text(tail(path, STACKS_BYTES), STACKS_BYTES)
         except OSError:
@@ -175,14 +175,16 @@ def _stacks(folder: str, clean: Cleaner) -> dict[str, str]:
     return found
 
 
-def _rank_files(folder: str) -> Iterator[tuple[str, int, str]]:
-    found = [(match, path) for path in _files(folder)
+def rank_files(folder: str) -> Iterator[tuple[str, int, str]]:
+    """Path, rank and ending of the files of ranks, in their order."""
+    found = [(match, path) for path in files_in(folder)
              if (match := _RANK_FILE.fullmatch(os.path.basename(path)))]  # fmt: skip
     for match, path in sorted(found, key=lambda one: (int(one[0][1]), one[0][2])):
         yield path, int(match[1]), match[2]
 
 
-def _files(folder: str) -> list[str]:
+def files_in(folder: str) -> list[str]:
+    """Sorted paths, of a bounded number; none where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]

@@ -17,7 +17,7 @@ from muster.report.values import Bucket, MetricSeries, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
-_NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
+NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
 
 
 class Reader:
@@ -46,7 +46,7 @@ class Reader:
             entries = list(map(_values_of, entries))
         names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
                  for name in entry}  # fmt: skip
-        wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]
+        wanted = sorted(names.difference(NO_VALUES))[:MOST_NAMES]
         for name, values in zip(wanted, _columns(entries, wanted), strict=True):
             if name in self._series or len(self._series) < MOST_NAMES:
                 self._series.setdefault(name, _Growing()).take(steps, list(values))
