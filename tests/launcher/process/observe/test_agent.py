@@ -83,7 +83,7 @@ def test_it_is_one_thread_and_the_variable_is_gone(ranks: Ranks) -> None:
     )
     assert ranks.ended() == 0
     first, second = ranks.output().splitlines()
-    assert first == "2 threads, 3 more False"
+    assert first == "2 threads, 4 more False"
     assert second.startswith("1 [<_MainThread")
 
 
@@ -136,6 +136,60 @@ def test_a_rank_that_forks_is_asked_all_the_while(ranks: Ranks) -> None:
     ranks.asked_until(lambda answer: "waits" in ranks.output())
     answer = ranks.ask()
     assert (answer.how, where(answer)) == ("agent", "wait_here")
+
+
+OWN_FILES = """
+import os, subprocess, sys
+def opened():
+    return [open(f"own-{number}", "wb", buffering=0) for number in range(12)]
+def whole(files, text):
+    for file in files:
+        file.write(text)
+        with open(file.name, "rb") as written:
+            found = written.read()
+        assert found == text, (file.fileno(), found)
+"""
+
+
+def test_a_forked_process_ends_and_forks_as_if_nothing_had_been(ranks: Ranks) -> None:
+    """Its files have the numbers that descriptors of the agent had."""
+    ranks.start(
+        f"{OWN_FILES}\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    files = opened()\n"
+        "    if not os.fork():\n"
+        "        whole(files, b'of the child')\n"
+        "        sys.exit()\n"
+        "    status = os.waitstatus_to_exitcode(os.wait()[1])\n"
+        "    sys.exit(status)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    assert (ranks.ended(), ranks.output()) == (0, "")
+    assert {file.read_bytes() for file in ranks.folder.glob("own-*")} == {b"of the child"}
+
+
+@pytest.mark.parametrize("first", [3, 4, 5, 6])
+def test_descriptors_that_a_script_closes_are_no_longer_the_agents(
+    ranks: Ranks, first: int
+) -> None:
+    """As those do that become daemons: what is opened then has the same numbers."""
+    ranks.start(
+        f"{OWN_FILES}\n"
+        f"os.closerange({first}, 256)\n"
+        "files = opened()\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    whole(files, b'of the child')\n"
+        "    sys.exit()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "subprocess.run(['true'], preexec_fn=str, check=True)\n"
+        f"{WAITS}\ntime.sleep(600 if sys.argv[1:] else 0.3)\nprint('ends')\n"
+    )
+    handle = ranks.handle(0)
+    ranks.asked_until(lambda answer: handle is not None and handle.ended)
+    assert (ranks.ended(), ranks.output()) == (0, "ends\n")
+    assert {file.read_bytes() for file in ranks.folder.glob("own-*")} == {b"of the child"}
 
 
 def test_a_fork_is_that_of_a_process_of_one_thread(ranks: Ranks, tmp_path: Path) -> None:
