@@ -338,6 +338,23 @@ def test_modules_of_the_scripts_own_do_not_stand_in_its_way(ranks: Ranks, tmp_pa
     assert where(ranks.ask()) == "wait_here"
 
 
+def test_what_a_script_puts_in_the_place_of_system_calls_is_not_the_agents(ranks: Ranks) -> None:
+    """As gevent does: its threads are the script's own, which would then block all signals."""
+    ranks.start(
+        "import _thread, os, select, signal, threading\n"
+        "_thread.start_new_thread = lambda run, given: (run(*given), 1)[1]\n"
+        "os.read = os.write = select.poll = None\n"
+        "pid = os.fork()\n"
+        "if not pid:\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        f"{WAITS}\nwait_here()\n"
+    )
+    ranks.says("waits")
+    assert ranks.output() == "set()\nwaits\n"
+    assert where(ranks.ask()) == "wait_here"
+
+
 def test_a_rank_that_ends_meanwhile_has_none(ranks: Ranks) -> None:
     handle = ranks.start(f"{HOLDS}\nholds()\n")
     ranks.says("holds")

@@ -19,8 +19,10 @@ import _thread
 import atexit
 import faulthandler
 import os
-import select
 import sys
+from _thread import start_new_thread  # by name: gevent and the like put theirs in its place
+from os import read, write
+from select import POLLIN, POLLOUT, poll
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
@@ -63,13 +65,13 @@ class Agent:
         if not self._runs.acquire(False):
             return  # it did not rest in time, and goes once its answer is said
         try:
-            os.read(self._wake, 4096)
+            read(self._wake, 4096)
         except BlockingIOError:
             pass  # it is the first one
         try:
             # by now another thread may fork: then its wake-up was read here, and it begins again
             if not self._resting:
-                _thread.start_new_thread(self._serve, ())
+                start_new_thread(self._serve, ())
                 return
         except RuntimeError:
             pass
@@ -81,7 +83,7 @@ class Agent:
         if not self._has(self._wake, self._waker):
             return  # it is at its end, or of another process
         try:
-            os.write(self._waker, b"\n")
+            write(self._waker, b"\n")
         except BlockingIOError:
             pass  # it is told already
         if self._runs.acquire(timeout=REST_S):
@@ -122,16 +124,16 @@ class Agent:
             # a signal is for the script's threads, and a supervisor that is gone is no SIGPIPE
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
             self._native = _thread.get_native_id()
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            poll.register(self._wake, select.POLLIN)
+            events = poll()
+            events.register(self._fd, POLLIN)
+            events.register(self._wake, POLLIN)
             ready: list[int] = []
             while self._wake not in ready:
-                ready = [fd for fd, _ in poll.poll()]
+                ready = [fd for fd, _ in events.poll()]
                 if self._fd in ready:  # first: a rank that forks all the time answers, too
                     if not self._has(self._fd):
                         return
-                    data = os.read(self._fd, 4096)
+                    data = read(self._fd, 4096)
                     if not data:
                         return
                     *lines, self._inbox = (self._inbox + data).split(b"\n")
@@ -146,14 +148,14 @@ class Agent:
         """Writes a line, whole unless the thread is to rest and nobody reads. What was cut off
         before ends with the first letter of this one. Raises OSError."""
         data = f"\n{text}\n".encode()
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        poll.register(self._wake, select.POLLIN)
+        events = poll()
+        events.register(self._fd, POLLOUT)
+        events.register(self._wake, POLLIN)
         while data and self._has(self._fd):
             try:
-                data = data[os.write(self._fd, data) :]
+                data = data[write(self._fd, data) :]
             except BlockingIOError:
-                if any(fd == self._wake for fd, _ in poll.poll()):
+                if any(fd == self._wake for fd, _ in events.poll()):
                     return
 
     def _answer(self, words: "list[str]") -> str:
