@@ -253,6 +253,18 @@ def test_a_shell_that_becomes_python_has_one(ranks: Ranks, tmp_path: Path) -> No
     assert where(ranks.ask()) == "wait_here"
 
 
+def test_a_file_that_a_shell_has_at_its_number_is_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+    """`exec 9>lock; flock 9; exec python train.py`."""
+    script = (
+        'numbers=${RANK_AGENT#*:}; first=${numbers%%,*}; eval "exec $first>lock"; '
+        "exec $0 -c \"import os; print(os.get_blocking($first), 'RANK_AGENT' in os.environ)\""
+    )
+    ranks.start("", argv=["bash", "-c", script, sys.executable])
+    assert ranks.ended() == 0
+    assert ranks.output() == "True False\n"
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
 def test_python_that_becomes_another_program_is_not_signalled(ranks: Ranks) -> None:
     handle = ranks.start(
         "import os, time\nprint('first', flush=True)\n"

@@ -1,7 +1,7 @@
 """The agent in a rank's Python: a thread that says where the rank is when the supervisor asks.
 
 One line of `muster-agent.pth` runs this file before the script, only in the process that RANK_AGENT
-names as `<pid>:<fd>,<fd>`: what the rank starts has none. It imports nothing of muster by name,
+names as `<pid>:<fd>,<fd>,...`: what the rank starts has none. It imports nothing of muster by name,
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
@@ -284,7 +284,9 @@ def start() -> None:
     """Starts the agent of this process. Never raises."""
     try:
         _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
-        fd, dump = map(int, descriptors.split(","))
+        fd, dump, *facts = map(int, descriptors.split(","))
+        if [*(identity(fd) or ()), *(identity(dump) or ())] != facts:
+            return  # files of the script's own have their numbers
         os.set_inheritable(fd, False)
         os.set_inheritable(dump, False)
         os.set_blocking(fd, False)
