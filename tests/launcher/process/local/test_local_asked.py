@@ -163,11 +163,22 @@ def test_a_job_that_is_silent_and_idle_says_so_by_itself(start: Start, tmp_path:
     assert run.wait().code == 143
 
 
+# its stack is more than a rank that does nothing may write in a second
+DEEP = f"""
+def a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(more):
+    if more:
+        return a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(more - 1)
+    exec({WAITS!r})
+a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(90)
+"""
+
+
 @pytest.mark.promise("H06")
+@pytest.mark.parametrize("script", [WAITS, DEEP], ids=["at its top", "in many functions"])
 def test_a_job_that_stands_still_ends_with_103_where_that_is_asked_for(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, script: str
 ) -> None:
-    run = begun(start, tmp_path, WAITS, MUSTER_HANG_S="2")
+    run = begun(start, tmp_path, script, MUSTER_HANG_S="2")
     result = run.wait()
     assert result.code == 103, result.err
     failures = [

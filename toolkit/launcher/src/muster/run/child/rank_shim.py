@@ -107,6 +107,14 @@ def agent_ends() -> tuple[int, ...]:
     return made[0], made[2], made[1], made[3]
 
 
+def agent_words(pid: int, agent: tuple[int, ...]) -> bytes:
+    """`<pid>:<fd>,<fd>`, then device and inode of each: a shell that becomes Python may have opened
+    a file of its own at such a number."""
+    facts = [os.fstat(fd) for fd in agent]
+    numbers = [*agent, *(number for one in facts for number in (one.st_dev, one.st_ino))]
+    return b"%d:%b" % (pid, b",".join(b"%d" % number for number in numbers))
+
+
 def close(descriptors: "Iterable[int]") -> None:
     for fd in descriptors:
         os.close(fd)
@@ -136,7 +144,7 @@ def start(
             for fd in agent:
                 os.set_inheritable(fd, True)
             if agent:
-                environ[AGENT] = b"%d:%d,%d" % (os.getpid(), *agent)
+                environ[AGENT] = agent_words(os.getpid(), agent)
             os.chdir(cwd)
             os.execvpe(argv[0], argv, environ)
         except OSError as error:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from muster.run.base.loop import Loop
-from muster.run.channel.digest import HostDigest, RankFigures
+from muster.run.channel.digest import HostDigest, RankFigures, is_number
 from muster.run.observe.sampler import Sampler
 
 READ_S = 0.3  # later the end of the job is not held up
@@ -73,9 +74,9 @@ def steps_in(path: str) -> tuple[int | None, float | None]:
         try:
             entry = json.loads(line)
             time_s, step = float(entry["time"]), entry["step"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        if isinstance(step, int):
+        if math.isfinite(time_s) and is_number(step, int):  # scripts write here, too
             points.append((time_s, step))
     if not points:
         return None, None
