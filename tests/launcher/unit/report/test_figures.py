@@ -71,6 +71,39 @@ def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> 
     assert all(a < b for a, b in zip(chart.xs, chart.xs[1:], strict=False))
 
 
+def test_metrics_that_are_reported_now_and_then_or_without_a_step_are_there(tmp_path: Path) -> None:
+    """As `muster.metrics(val_loss=...)` among many lines of training, and a last one."""
+    path = tmp_path / "rank-0.jsonl"
+    entries = [{"time": at * 0.5, "step": at * 10, "samples": at * 80, "values": {"loss": at}}
+               for at in range(100)]  # fmt: skip
+    entries[70:70] = [{"time": 34.6, "values": {"val_loss": 5.0}}]
+    entries[30:30] = [{"time": 14.6, "values": {"val_loss": 7.0}}]
+    path.write_text(as_lines([*entries, {"time": 60.0, "values": {"accuracy": 0.9}}]))
+    found, _ = read_metrics(str(path))
+    assert found.last_step == 990
+    assert found.rate == pytest.approx(20.0)
+    assert found.sample_rate == pytest.approx(160.0)
+    assert [one.step for one in found.series["val_loss"].buckets] == [290, 690]
+    assert [one.step for one in found.series["accuracy"].buckets] == [990]
+
+
+def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(as_lines([{"time": at, "values": {"loss": at}} for at in range(5)]))
+    found, _ = read_metrics(str(path))
+    assert (found.last_step, found.rate) == (None, None)
+    assert [one.step for one in found.series["loss"].buckets] == [0, 1, 2, 3, 4]
+
+
+def test_a_job_that_counted_anew_after_a_restart_has_no_rate_below_zero(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    steps = [*range(100, 200), *range(50)]
+    path.write_text(as_lines([{"time": at, "step": step, "values": {"loss": 1.0}}
+                              for at, step in enumerate(steps)]))  # fmt: skip
+    found, _ = read_metrics(str(path))
+    assert (found.last_step, found.rate) == (49, None)
+
+
 def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
     points = {f"rank {rank}": [Bucket(step, rank, rank) for step in range(10)] for rank in range(9)}
     chart = charts._chart("x", "", "step", points)
