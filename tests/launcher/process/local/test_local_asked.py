@@ -147,6 +147,32 @@ def test_another_users_run_is_said_to_be_so(
         control_client.find(str(tmp_path))
 
 
+def test_another_users_record_does_not_hide_ones_own_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container's base folder that a job of root has left on a machine."""
+    run = forever(start, tmp_path)
+    answer(run, "ps")
+    base = tmp_path / "base"
+    theirs = base / control_client.CONTAINER
+    theirs.mkdir(parents=True)
+    listdir = os.listdir
+
+    def refused(path: str) -> list[str]:
+        if path == str(theirs):
+            raise PermissionError
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
+    monkeypatch.setattr(control_client.layout, "RUNS", str(run.folder.parent))
+    assert control_client.find(None).path == str(run.folder)
+    (tmp_path / "end").touch()
+    assert run.wait().code == 0
+    with pytest.raises(UsageError, match="is a run of user"):
+        control_client.find(None)
+
+
 @pytest.mark.promise("H05")
 def test_a_job_that_is_silent_and_idle_says_so_by_itself(start: Start, tmp_path: Path) -> None:
     run = begun(start, tmp_path, WAITS, MUSTER_STALL_IDLE_S="1")

@@ -34,12 +34,22 @@ def find(name: str | None) -> LiveRun:
     here. Raises UsageError."""
     if name is not None:
         return _named(name)
-    found = [run for run in map(_live, _candidates()) if run is not None]
+    found, refused = [], None
+    for path in _candidates():
+        try:
+            run = _live(path)
+        except UsageError as error:  # another user's; one's own may run beside it
+            refused = error
+            continue
+        if run is not None:
+            found.append(run)
     if len(found) == 1:
         return found[0]
     if found:
         names = listed(run.name for run in found)
         raise UsageError(f"{len(found)} runs are running: {names}", "name one of them")
+    if refused is not None:
+        raise refused
     raise UsageError(
         f"no run can be asked here: none below {os.path.realpath(layout.RUNS)} or "
         f"{_container()} is running",
