@@ -53,6 +53,20 @@ def test_hosts_stand_on_the_leaders_clock(tmp_path: Path, offsets: bool) -> None
     assert bool([one for one in found.missing if "wall clock" in one]) is not offsets
 
 
+def test_without_a_summary_a_rank_that_lost_another_is_not_the_first(tmp_path: Path) -> None:
+    folder = Path(write_record(str(tmp_path / "r"), Made(fails=3, seconds=30)))
+    (folder / "summary.json").unlink()
+    lost = {"t": 1000.0, "time": 1.0, "kind": "failure", "rank": 0, "status": 1,
+            "summary": "Connection closed by peer", "peer_lost": True}  # fmt: skip
+    first = {**lost, "time": 2.0, "rank": 3, "summary": "the batch is empty", "peer_lost": False}
+    end = {**lost, "kind": "outcome", "rank": None, "result": "Failed", "exit_code": 1}
+    for host, more in (("algo-1", [lost, end]), ("algo-2", [first])):
+        events = folder / host / "events.jsonl"
+        events.write_text(events.read_text() + as_lines(more))
+    found = figures_of(read_record(str(folder), {}))
+    assert found.verdict.headline == "Rank 3 on algo-2 failed: the batch is empty"
+
+
 def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     entries = [{"time": at * 0.5, "step": at, "samples": at * 8, "values": {"loss": 1.0}}

@@ -149,8 +149,13 @@ def _outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     ends = [event for host in record.hosts for event in host.events if event.kind == "outcome"]
     if not ends:
         return {}
-    failed = [(event.time, host.name, event) for host in record.hosts for event in host.events
-              if event.kind == "failure"]  # fmt: skip
+    # a rank that lost another failed because of it, whichever was recorded first
+    failed = [
+        ((event.fields.get("peer_lost") is True, event.time), host.name, event)
+        for host in record.hosts
+        for event in host.events
+        if event.kind == "failure"
+    ]
     outcome = dict(ends[-1].fields)
     if failed:
         _, name, event = min(failed, key=lambda one: one[0])
