@@ -54,6 +54,22 @@ def test_records_of_hosts_laid_side_by_side_are_one(record: Path, tmp_path: Path
     assert found.missing == ()
 
 
+def test_of_a_container_that_was_started_again_the_last_start_is_shown(
+    record: Path, tmp_path: Path
+) -> None:
+    """`train` adds events and metrics to those that lie there."""
+    once = read_record(str(record), {})
+    for path in (record / "algo-1").rglob("*.jsonl"):
+        lines = list(map(json.loads, path.read_text().splitlines()))
+        earlier = [{**one, "time": one["time"] - 900.0} for one in lines]
+        for one in earlier:
+            one.update({"t": one["t"] - 900.0} if "t" in one else {})
+        path.write_text(as_lines([*earlier, *lines]))
+    twice = read_record(str(record), {})
+    assert twice.missing == ("algo-1: 1 earlier start of its container",)
+    assert twice._replace(missing=(), read_at=0.0) == once._replace(read_at=0.0)
+
+
 def test_a_missing_host_is_named(record: Path) -> None:
     (record / "algo-2").rename(record.parent / "elsewhere")
     (missing,) = read_record(str(record), {}).missing

@@ -169,9 +169,11 @@ class _Growing:
         return MetricSeries((*self._buckets, *rest), self._last, self._odd)
 
 
-def read_metrics(path: str) -> tuple[RankMetrics, int]:
-    """Of one rank, and how many lines could not be read. Raises OSError."""
+def read_metrics(path: str, since_s: float = 0.0) -> tuple[RankMetrics, int]:
+    """Of one rank since then, seconds since 1970, and how many lines could not be read. Raises
+    OSError."""
     lines, reader = Lines(path), Reader()
     for piece in lines.pieces():
-        reader.take(piece)
+        reader.take([one for one in piece if (number(one.get("time")) or since_s) >= since_s]
+                    if since_s else piece)  # fmt: skip
     return reader.metrics(), lines.bad
