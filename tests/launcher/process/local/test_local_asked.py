@@ -12,6 +12,7 @@ import pytest
 
 from muster.arguments import UsageError
 from muster.local import control_client
+from muster.local.hosts import why_not_isolated
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.asking import answer, asked
 from tests.launcher.support.local.local_runs import PROCESS, SCRIPT, LocalRun, Start
@@ -73,6 +74,22 @@ def test_ps_lists_every_rank_of_every_host(start: Start, tmp_path: Path) -> None
     assert "algo-2" in shown.stdout
     (tmp_path / "end").touch()
     assert run.wait().code == 0
+
+
+def test_ps_lists_pids_as_they_count_where_it_is_asked(start: Start, tmp_path: Path) -> None:
+    """Each simulated host has a namespace of its own, in which they are others' numbers here."""
+    if reason := why_not_isolated(str(tmp_path)):
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+    (tmp_path / "train.py").write_text(WAITS)
+    run = start(tmp_path, ("train.py", "--hosts", "2", "--isolation", "netns"))
+    rows = answer(run, "ps")["ranks"]
+    assert len({row["pid"] for row in rows}) == 2
+    for row in rows:
+        assert b"train.py" in Path(f"/proc/{row['pid']}/cmdline").read_bytes()
+        environ = Path(f"/proc/{row['pid']}/environ").read_bytes()
+        assert f"SM_CURRENT_HOST={row['host']}".encode() in environ
+    run.signal(signal.SIGTERM)
+    assert run.wait().code == 143
 
 
 @pytest.mark.promise("H04")
