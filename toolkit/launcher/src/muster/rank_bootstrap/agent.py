@@ -7,8 +7,9 @@ which a script's own file may shadow, and next to nothing at all. It reads no lo
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
 threads, `calls`). An answer is a line of JSON with that number; the first line comes unasked and
 names the signal for which faulthandler writes all stacks to the second descriptor, for a rank whose
-C code keeps the interpreter. The thread rests while the process forks, so that no child finds a
-lock of it held, and from the end of the interpreter on.
+C code keeps the interpreter. A script may close all descriptors, and its own files then have the
+numbers: before each use it is looked whether they are the agent's. The thread rests while the
+process forks, so that no child finds a lock of it held, and from the end of the interpreter on.
 """
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
@@ -31,6 +32,8 @@ THREADS = 256
 NAME_LETTERS = 400  # of a file or function
 REST_S = 1.0  # for how long a fork or the end of the interpreter waits for an answer under way
 GONE_TRIES = 1000
+HIGH = 1000  # from here on are its descriptors, where the script's are not, if it may have so many
+HIGH_TRIES = 64
 
 
 class Agent:
@@ -40,7 +43,8 @@ class Agent:
         self._fd = fd
         self._folder = folder
         self._has_signal = has_signal
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._wake = high(both_ends())
+        self._own = {one: identity(one) for one in (fd, self._wake)}
         self._runs = _thread.allocate_lock()  # held by the thread
         self._native = 0
         self._resting = 0  # forks under way, and the end of the interpreter
@@ -52,28 +56,38 @@ class Agent:
         if not self._runs.acquire(False):
             return  # it did not rest in time, and goes once its answer is said
         try:
-            os.eventfd_read(self._wake)
+            if self.has_all():
+                os.read(self._wake, 4096)
         except BlockingIOError:
             pass  # it is the first one
         try:
             # by now another thread may fork: then its wake-up was read here, and it begins again
-            if not self._resting:
+            if not self._resting and self.has_all():
                 _thread.start_new_thread(self._serve, ())
                 return
         except RuntimeError:
             pass
         self._runs.release()
 
-    def rest(self) -> None:
-        """Returns once the thread is at its end, or busy for too long."""
+    def has_all(self) -> bool:
+        """Whether its descriptors are still its own."""
+        return all(is_still(fd, own) for fd, own in self._own.items())
+
+    def rest(self) -> bool:
+        """Returns once the thread is at its end, or busy for too long; False without its
+        descriptors: nothing wakes it any more."""
         self._resting += 1
-        os.eventfd_write(self._wake, 1)
+        if not self.has_all():
+            return False
+        os.write(self._wake, b".")
         if self._runs.acquire(timeout=REST_S):
             self._runs.release()
+        return True
 
     def rest_for_fork(self) -> None:
         """Python counts the threads at a fork, and this one lives on for a moment."""
-        self.rest()
+        if not self.rest():
+            return
         task, tries = f"/proc/self/task/{self._native}", 0
         while self._native and tries < GONE_TRIES and os.path.exists(task):
             tries += 1
@@ -87,8 +101,8 @@ class Agent:
 
     def forget(self) -> None:
         """In a child of the process: what is answered here is about its parent."""
-        os.close(self._fd)
-        os.close(self._wake)
+        for fd, own in self._own.items():
+            close(fd, own)
 
     def _serve(self) -> None:
         try:
@@ -101,6 +115,8 @@ class Agent:
             ready: list[int] = []
             while self._wake not in ready:
                 ready = [fd for fd, _ in poll.poll()]
+                if not self.has_all():
+                    return
                 if self._fd in ready:  # first: a rank that forks all the time answers, too
                     data = os.read(self._fd, 4096)
                     if not data:
@@ -120,7 +136,7 @@ class Agent:
         poll = select.poll()
         poll.register(self._fd, select.POLLOUT)
         poll.register(self._wake, select.POLLIN)
-        while data:
+        while data and self.has_all():
             try:
                 data = data[os.write(self._fd, data) :]
             except BlockingIOError:
@@ -153,6 +169,52 @@ class Agent:
             return self._calls()
         except Exception:  # no evidence is better than a wrong one
             return []
+
+
+def identity(fd: int) -> "tuple[int, int]":
+    """What a descriptor is open on. Raises OSError."""
+    about = os.fstat(fd)
+    return about.st_dev, about.st_ino
+
+
+def is_still(fd: int, own: "tuple[int, int]") -> bool:
+    try:
+        return identity(fd) == own
+    except OSError:
+        return False
+
+
+def close(fd: int, own: "tuple[int, int]") -> None:
+    """Closes it, unless it is another's by now."""
+    if is_still(fd, own):
+        os.close(fd)
+
+
+def both_ends() -> int:
+    """Both ends of a pipe; unlike an eventfd it can be told from every other descriptor."""
+    ends = os.pipe()
+    try:
+        flags = os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC
+        return os.open(f"/proc/self/fd/{ends[0]}", flags)
+    finally:
+        for end in ends:
+            os.close(end)
+
+
+def high(fd: int) -> int:
+    """The descriptor under a high number, or as it was; no program that is started has it."""
+    for number in range(HIGH, HIGH + HIGH_TRIES):
+        try:
+            os.fstat(number)
+        except OSError:
+            try:
+                os.dup2(fd, number, inheritable=False)
+            except OSError:
+                break  # beyond the limit
+            os.close(fd)
+            return number
+    os.set_inheritable(fd, False)
+    return fd
 
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
@@ -241,9 +303,8 @@ def start() -> None:
     """Starts the agent of this process. Never raises."""
     try:
         _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
-        fd, dump = map(int, descriptors.split(","))
-        os.set_inheritable(fd, False)
-        os.set_inheritable(dump, False)
+        fd, dump = (high(int(one)) for one in descriptors.split(","))
+        dump_is = identity(dump)
         os.set_blocking(fd, False)
         is_free = _signal.getsignal(NUMBER) == _signal.SIG_DFL
         if is_free:
@@ -255,7 +316,7 @@ def start() -> None:
         def in_child() -> None:
             if agent.signal:  # else it would take the script's own handler away
                 faulthandler.unregister(NUMBER)
-            os.close(dump)
+            close(dump, dump_is)
             agent.forget()
 
         os.register_at_fork(

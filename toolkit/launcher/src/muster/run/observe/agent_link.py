@@ -212,8 +212,10 @@ class _Agent:
         pid, number = self.handle.pid, self._signal
         if number <= 0 or state_of(pid) not in ("R", "S", "D") or not catches(pid, number):
             return
-        while _read(self.handle.agent_dump):
+        while data := _read(self.handle.agent_dump):
             pass  # of an earlier one that came too late
+        if data is not None:
+            return  # the script has closed it, and may have a file of its own under that number
         self._dump.clear()
         self._quiet = 0
         with suppress(OSError):  # the handler does not wait for room, so it should have enough
