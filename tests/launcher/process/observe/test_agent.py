@@ -229,6 +229,19 @@ def test_a_shell_that_becomes_python_has_one(ranks: Ranks, tmp_path: Path) -> No
     assert where(ranks.ask()) == "wait_here"
 
 
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8, 9])
+def test_a_file_of_a_shell_that_becomes_python_is_left_alone(
+    ranks: Ranks, tmp_path: Path, number: int
+) -> None:
+    """As of a script that holds a lock: `exec 9>lock; flock 9; exec python train.py`."""
+    script = (
+        f"exec {number}>{tmp_path}/lock; exec {sys.executable} -c 'import os; os.fstat({number})'"
+    )
+    ranks.start("", argv=["bash", "-c", script])
+    assert ranks.ended() == 0, ranks.output()
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
 def test_python_that_becomes_another_program_is_not_signalled(ranks: Ranks) -> None:
     handle = ranks.start(
         "import os, time\nprint('first', flush=True)\n"

@@ -19,6 +19,7 @@ import faulthandler
 import os
 import select
 import sys
+from stat import S_ISFIFO, S_ISSOCK
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
@@ -203,7 +204,7 @@ def both_ends() -> int:
 
 def high(fd: int) -> int:
     """The descriptor under a high number, or as it was; no program that is started has it."""
-    for number in range(HIGH, HIGH + HIGH_TRIES):
+    for number in range(HIGH, HIGH + HIGH_TRIES) if fd < HIGH else ():
         try:
             os.fstat(number)
         except OSError:
@@ -303,7 +304,10 @@ def start() -> None:
     """Starts the agent of this process. Never raises."""
     try:
         _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
-        fd, dump = (high(int(one)) for one in descriptors.split(","))
+        fd, dump = map(int, descriptors.split(","))
+        if not (S_ISSOCK(os.fstat(fd).st_mode) and S_ISFIFO(os.fstat(dump).st_mode)):
+            return  # a shell that became this Python has put its own there
+        fd, dump = high(fd), high(dump)
         dump_is = identity(dump)
         os.set_blocking(fd, False)
         is_free = _signal.getsignal(NUMBER) == _signal.SIG_DFL
