@@ -67,6 +67,17 @@ def test_without_a_summary_a_rank_that_lost_another_is_not_the_first(tmp_path: P
     assert found.verdict.headline == "Rank 3 on algo-2 failed: the batch is empty"
 
 
+def test_metrics_that_have_no_room_are_said_to_be_missing(tmp_path: Path) -> None:
+    path = Path(write_record(str(tmp_path / "r"), Made(seconds=30, steps=2)))
+    file = path / "algo-1" / "metrics" / "rank-0.jsonl"
+    entries = [{"time": at, "step": at, "values": {f"m{n}": at + n for n in range(60)}}
+               for at in range(5)]  # fmt: skip
+    file.write_text(as_lines(entries))
+    missing = figures_of(read_record(str(path), {})).missing
+    assert "algo-1: 20 metrics of rank 0: a page has room for 40" in missing
+    assert any(line.startswith("charts of ") for line in missing)
+
+
 def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     entries = [{"time": at * 0.5, "step": at, "samples": at * 8, "values": {"loss": 1.0}}

@@ -9,8 +9,10 @@ from muster.report import charts
 from muster.report.align import Aligned, align
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
+from muster.report.metrics import MOST_NAMES
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
+from muster.types.names import counted, listed
 from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
@@ -138,7 +140,8 @@ def figures_of(record: RunRecord) -> RunFigures:
                for host in record.hosts for rank, text in sorted(host.tails.items())},
         stacks={f"{host.name}: {file}": text
                 for host in record.hosts for file, text in host.stacks.items()},
-        missing=(*record.missing, *guessed, *_left_out(record), *_no_samples(record, seconds)),
+        missing=(*record.missing, *guessed, *_left_out(record), *_no_room(record, reported),
+                 *_no_samples(record, seconds)),
     )  # fmt: skip
 
 
@@ -171,6 +174,17 @@ def _left_out(record: RunRecord) -> Iterator[str]:
                                    for name in ("samples", "events"))  # fmt: skip
                 yield (f"{host.name}: its record was full: {samples:,} samples and {others:,} "
                        "other events are not in it")  # fmt: skip
+
+
+def _no_room(record: RunRecord, reported: Mapping[int, RankMetrics]) -> Iterator[str]:
+    for host in record.hosts:
+        rank, beyond = max(((rank, one.left_out) for rank, one in host.metrics.items()),
+                           key=lambda one: one[1], default=(0, 0))  # fmt: skip
+        if beyond:
+            room = f"a page has room for {MOST_NAMES}"
+            yield f"{host.name}: {counted(beyond, 'metric')} of rank {rank}: {room}"
+    if undrawn := charts.changing(reported)[charts.MOST_CHARTS :]:
+        yield f"charts of {listed(undrawn, 5)}: a page has room for {charts.MOST_CHARTS}"
 
 
 def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:

@@ -17,6 +17,7 @@ from muster.report.values import Bucket, MetricSeries, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
+MOST_COUNTED = 1_000  # of further ones, in a piece of a file
 _NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
 
 
@@ -28,6 +29,7 @@ class Reader:
         self._steps = _Pace()
         self._samples = _Pace()
         self._series: dict[str, _Growing] = {}
+        self._left_out: set[str] = set()
 
     def take(self, entries: Sequence[dict[str, Any]]) -> None:
         if not entries:
@@ -37,10 +39,13 @@ class Reader:
         self._samples.take("samples", entries)
         if isinstance(entries[0].get("values"), dict):
             entries = list(map(_values_of, entries))
-        wanted = sorted(set().union(*entries).difference(_NO_VALUES))[:MOST_NAMES]
+        names = sorted(set().union(*entries).difference(_NO_VALUES))
+        room = MOST_NAMES - len(self._series)
+        fresh = [name for name in names if name not in self._series]
+        self._left_out.update(fresh[room : room + MOST_COUNTED])
+        wanted = [name for name in names if name in self._series] + fresh[:room]
         for name, values in zip(wanted, _columns(entries, wanted), strict=True):
-            if name in self._series or len(self._series) < MOST_NAMES:
-                self._series.setdefault(name, _Growing()).take(steps, list(values))
+            self._series.setdefault(name, _Growing()).take(steps, list(values))
 
     def _steps_of(self, entries: Sequence[dict[str, Any]]) -> list[Any]:
         """Of each entry; without one it is that of the entry before, and its line while there was
@@ -62,7 +67,7 @@ class Reader:
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
         last = self._steps.last
         return RankMetrics(self._lines, None if last is None else last[1], self._steps.per_second(),
-                           self._samples.per_second(), series)  # fmt: skip
+                           self._samples.per_second(), series, len(self._left_out))  # fmt: skip
 
 
 class _Pace:
