@@ -13,6 +13,7 @@ import pytest
 from muster.arguments import UsageError
 from muster.local import control_client
 from muster.local.hosts import why_not_isolated
+from muster.local.record import layout
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.asking import answer, asked
 from tests.launcher.support.local.local_runs import PROCESS, SCRIPT, LocalRun, Start
@@ -182,7 +183,7 @@ def test_another_users_record_does_not_hide_ones_own_run(
 
     monkeypatch.setattr(os, "listdir", refused)
     monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
-    monkeypatch.setattr(control_client.layout, "RUNS", str(run.folder.parent))
+    monkeypatch.setattr(layout, "RUNS", str(run.folder.parent))
     assert control_client.find(None).path == str(run.folder)
     (tmp_path / "end").touch()
     assert run.wait().code == 0
