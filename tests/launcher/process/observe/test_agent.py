@@ -87,6 +87,40 @@ def test_it_is_one_thread_and_the_variable_is_gone(ranks: Ranks) -> None:
     assert second.startswith("1 [<_MainThread")
 
 
+def test_files_of_a_script_that_have_its_numbers_are_left_alone(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """As of a script that closes all that it did not open, before it opens its own."""
+    ranks.start(
+        "import os, time\n"
+        "numbers = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]\n"
+        "os.closerange(3, max(numbers) + 1)\n"
+        "def opened(number):\n"
+        f"    path = os.path.join({str(tmp_path)!r}, f'own-{{number}}')\n"
+        "    made = os.open(path, os.O_RDWR | os.O_CREAT)\n"
+        "    if made != number:\n"
+        "        os.dup2(made, number)\n"
+        "        os.close(made)\n"
+        "for number in numbers:\n    opened(number)\n"
+        "began = time.monotonic()\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    for number in numbers:\n        os.fstat(number)\n"
+        "    os._exit(7)\n"
+        "ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "print('forked', ended, time.monotonic() - began < 0.8, flush=True)\n"
+        "print('waits', flush=True)\n"
+        "time.sleep(3)\n"
+    )
+    ranks.says("waits")
+    assert ranks.ask().how != "agent"
+    assert ranks.ended() == 0
+    assert "forked 7 True" in ranks.output()
+    files = list(tmp_path.glob("own-*"))
+    assert len(files) >= 3
+    assert all(path.read_bytes() == b"" for path in files)
+
+
 @pytest.mark.parametrize("way", ["subprocess", "os.fork", "fork", "spawn", "forkserver"])
 def test_what_a_rank_starts_has_no_agent(ranks: Ranks, way: str, tmp_path: Path) -> None:
     (tmp_path / "seeing.py").write_text(
@@ -262,6 +296,19 @@ def test_a_file_that_a_shell_has_at_its_number_is_left_alone(ranks: Ranks, tmp_p
     ranks.start("", argv=["bash", "-c", script, sys.executable])
     assert ranks.ended() == 0
     assert ranks.output() == "True False\n"
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8, 9])
+def test_a_file_of_a_shell_that_becomes_python_is_left_alone(
+    ranks: Ranks, tmp_path: Path, number: int
+) -> None:
+    """As of a script that holds a lock: `exec 9>lock; flock 9; exec python train.py`."""
+    script = (
+        f"exec {number}>{tmp_path}/lock; exec {sys.executable} -c 'import os; os.fstat({number})'"
+    )
+    ranks.start("", argv=["bash", "-c", script])
+    assert ranks.ended() == 0, ranks.output()
     assert (tmp_path / "lock").read_bytes() == b""
 
 

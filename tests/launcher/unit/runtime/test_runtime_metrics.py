@@ -203,6 +203,16 @@ def test_a_line_that_was_cut_stays_alone(tmp_path: Path, run: Run) -> None:
     assert steps_in(str(path))[0] == 2
 
 
+def test_steps_of_an_earlier_start_are_not_those_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    steps = [*range(1, 6), *range(1, 4)]
+    times = [*range(100, 105), *range(200, 203)]
+    lines = [json.dumps({"time": t, "step": s}) for t, s in zip(times, steps, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    assert steps_in(str(path), 150.0) == (3, 1.0)
+    assert steps_in(str(path), 250.0) == (None, None)
+
+
 @pytest.mark.parametrize(
     "before",
     [

@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.report import charts
-from muster.report.align import Aligned, align, guesses, leader_of
+from muster.report.align import Aligned, align, leader_of
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
+from muster.report.metrics import MOST_NAMES
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
+from muster.types.names import counted, listed
 from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
@@ -134,7 +136,7 @@ def figures_of(record: RunRecord) -> RunFigures:
                for host in record.hosts for rank, text in sorted(host.tails.items())},
         stacks={f"{host.name}: {file}": text
                 for host in record.hosts for file, text in host.stacks.items()},
-        missing=(*record.missing, *guesses(aligned), *left_out(record),
+        missing=(*record.missing, *guesses(aligned), *left_out(record), *_no_room(record, reported),
                  *_no_samples(record, seconds)),
     )  # fmt: skip
 
@@ -146,8 +148,13 @@ def _outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     ends = [event for host in record.hosts for event in host.events if event.kind == "outcome"]
     if not ends:
         return {}
-    failed = [(event.time, host.name, event) for host in record.hosts for event in host.events
-              if event.kind == "failure"]  # fmt: skip
+    # a rank that lost another failed because of it, whichever was recorded first
+    failed = [
+        ((event.fields.get("peer_lost") is True, event.time), host.name, event)
+        for host in record.hosts
+        for event in host.events
+        if event.kind == "failure"
+    ]
     outcome = dict(ends[-1].fields)
     if failed:
         _, name, event = min(failed, key=lambda one: one[0])
@@ -164,6 +171,17 @@ def left_out(record: RunRecord) -> Iterator[str]:
                                    for name in ("samples", "events"))  # fmt: skip
                 yield (f"{host.name}: its record was full: {samples:,} samples and {others:,} "
                        "other events are not in it")  # fmt: skip
+
+
+def _no_room(record: RunRecord, reported: Mapping[int, RankMetrics]) -> Iterator[str]:
+    for host in record.hosts:
+        rank, beyond = max(((rank, one.left_out) for rank, one in host.metrics.items()),
+                           key=lambda one: one[1], default=(0, 0))  # fmt: skip
+        if beyond:
+            room = f"a page has room for {MOST_NAMES}"
+            yield f"{host.name}: {counted(beyond, 'metric')} of rank {rank}: {room}"
+    if undrawn := charts.changing(reported)[charts.MOST_CHARTS :]:
+        yield f"charts of {listed(undrawn, 5)}: a page has room for {charts.MOST_CHARTS}"
 
 
 def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:

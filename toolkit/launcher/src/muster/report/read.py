@@ -94,6 +94,10 @@ def _read(
     }
     clean = Cleaner(Masker.of(secrets, hyperparameters))
     summaries = [read_object(os.path.join(place.path, SUMMARY)) for place in places]
+    runs = [place.path for place, one in zip(places, summaries, strict=True) if _is_own(one)]
+    if len(runs) > 1:
+        names = listed(sorted(os.path.relpath(one, path) for one in runs), 5)
+        raise NoRecord(f"{said} has {len(runs)} runs: {names}")
     summary = mapping(clean.all(max(summaries, key=_worth)))
     command = [read_object(os.path.join(place.path, COMMAND)) for place in places]
     wanted = _wanted(summary)
@@ -122,7 +126,11 @@ def _read(
 
 
 def _places(root: str) -> Iterator[_Place]:
-    """Folders that hold a summary or folders of hosts, the nearest to the root on each way."""
+    """Folders that hold a summary or folders of hosts, the nearest to the root on each way; the
+    one above the root, where that is the folder of a host."""
+    if _is_host(root):
+        yield _Place(os.path.dirname(root), (os.path.basename(root),))
+        return
     level, seen = [root], 0
     for _ in range(DEPTH + 1):
         below: list[str] = []
@@ -158,9 +166,14 @@ def _is_summary(path: str) -> bool:
     return "outcome" in read_object(path)
 
 
+def _is_own(summary: Mapping[str, object]) -> bool:
+    """Whether the leader has written it: a run has one of these."""
+    return bool(summary) and summary.get("complete") is not False
+
+
 def _worth(summary: Mapping[str, object]) -> tuple[bool, int]:
     """The leader's own is worth most."""
-    return summary.get("complete") is not False and bool(summary), len(summary)
+    return _is_own(summary), len(summary)
 
 
 def _wanted(summary: Mapping[str, object]) -> Callable[[int], bool]:

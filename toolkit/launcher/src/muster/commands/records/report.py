@@ -66,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(21, "it is a folder", path)
+        if os.path.exists(path) and not os.path.isfile(path):  # not replaced: /dev/stdout, a pipe
+            raise FileExistsError(17, "it is no regular file", path)
         write_whole(path, text)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"

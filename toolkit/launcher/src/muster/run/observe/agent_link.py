@@ -221,6 +221,8 @@ class _Agent:
             return
         while data := _read(self.handle.agent_dump):
             self.moved += len(data)  # of an earlier one that came too late
+        if data is not None:
+            return  # the script has closed it, and may have a file of its own under that number
         self._dump.clear()
         self._quiet = 0
         with suppress(OSError):  # the handler does not wait for room, so it should have enough
