@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.report import charts
-from muster.report.align import Aligned, align, leader_of
+from muster.report.align import Aligned, align, guesses, leader_of
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
 from muster.report.metrics import MOST_NAMES
