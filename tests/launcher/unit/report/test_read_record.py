@@ -54,6 +54,36 @@ def test_records_of_hosts_laid_side_by_side_are_one(record: Path, tmp_path: Path
     assert found.missing == ()
 
 
+def test_of_a_container_that_was_started_again_the_last_start_is_shown(
+    record: Path, tmp_path: Path
+) -> None:
+    """`train` adds events and metrics to those that lie there."""
+    once = read_record(str(record), {})
+    for path in (record / "algo-1").rglob("*.jsonl"):
+        lines = list(map(json.loads, path.read_text().splitlines()))
+        earlier = [{**one, "time": one["time"] - 900.0} for one in lines]
+        for one in earlier:
+            one.update({"t": one["t"] - 900.0} if "t" in one else {})
+        path.write_text(as_lines([*earlier, *lines]))
+    twice = read_record(str(record), {})
+    assert twice.missing == ("algo-1: 1 earlier start of its container",)
+    assert twice._replace(missing=(), read_at=0.0) == once._replace(read_at=0.0)
+
+
+def test_a_folder_of_several_runs_is_not_taken_for_one(record: Path) -> None:
+    """As `muster report muster-runs`: hosts of two runs would stand on one page."""
+    write_record(str(record.parent / "other"), SMALL._replace(seconds=60))
+    with pytest.raises(NoRecord, match=r"has 2 runs: other, run"):
+        read_record(str(record.parent), {})
+
+
+def test_a_folder_of_one_host_is_shown_with_the_summary_beside_it(record: Path) -> None:
+    found = read_record(str(record / "algo-2"), {})
+    assert [host.name for host in found.hosts] == ["algo-2"]
+    assert found.summary["outcome"]
+    assert found.missing[0].startswith("no record of 1 host: algo-1")
+
+
 def test_a_missing_host_is_named(record: Path) -> None:
     (record / "algo-2").rename(record.parent / "elsewhere")
     (missing,) = read_record(str(record), {}).missing

@@ -17,7 +17,8 @@ from muster.report.values import Bucket, MetricSeries, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
-_NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
+NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
+MOST_COUNTED = 1_000  # of further ones, in a piece of a file
 
 
 class Reader:
@@ -25,52 +26,77 @@ class Reader:
 
     def __init__(self) -> None:
         self._lines = 0
-        self._first: tuple[float, float] | None = None  # time, step
-        self._last: tuple[float, float] | None = None
-        self._samples: tuple[float | None, float | None] = (None, None)
-        self._last_step: float | None = None
+        self._steps = _Pace()
+        self._samples = _Pace()
         self._series: dict[str, _Growing] = {}
+        self._left_out: set[str] = set()
 
     def take(self, entries: Sequence[dict[str, Any]]) -> None:
         if not entries:
             return
-        steps = [entry.get("step") for entry in entries]
-        if set(map(type, steps)) != {int}:
-            count = self._lines
-            steps = [count + at if number(s) is None else s for at, s in enumerate(steps)]
+        steps = self._steps_of(entries)
         self._lines += len(entries)
-        self._last_step = float(steps[-1] or 0)
-        self._time(entries[0], steps[0])
-        self._time(entries[-1], steps[-1])
+        self._samples.take("samples", entries)
         if isinstance(entries[0].get("values"), dict):
             entries = list(map(_values_of, entries))
-        names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
-                 for name in entry}  # fmt: skip
-        wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]
+        names = sorted(set().union(*entries).difference(NO_VALUES))
+        room = MOST_NAMES - len(self._series)
+        fresh = [name for name in names if name not in self._series]
+        self._left_out.update(fresh[room : room + MOST_COUNTED])
+        wanted = [name for name in names if name in self._series] + fresh[:room]
         for name, values in zip(wanted, _columns(entries, wanted), strict=True):
-            if name in self._series or len(self._series) < MOST_NAMES:
-                self._series.setdefault(name, _Growing()).take(steps, list(values))
+            self._series.setdefault(name, _Growing()).take(steps, list(values))
 
-    def _time(self, entry: dict[str, Any], step: object) -> None:
-        time_s, at = number(entry.get("t", entry.get("time"))), number(step)
-        if time_s is None or at is None:
-            return
-        if self._first is None:
-            self._first = time_s, at
-            self._samples = number(entry.get("samples")), None
-        self._last = time_s, at
-        self._samples = self._samples[0], number(entry.get("samples"))
+    def _steps_of(self, entries: Sequence[dict[str, Any]]) -> list[Any]:
+        """Of each entry; without one it is that of the entry before, and its line while there was
+        none at all."""
+        steps = [entry.get("step") for entry in entries]
+        last = self._steps.last
+        self._steps.take("step", entries)
+        if set(map(type, steps)) == {int}:
+            return steps
+        at = None if last is None else last[1]
+        for place, step in enumerate(steps):
+            if number(step) is not None:
+                at = step
+            else:
+                steps[place] = self._lines + place if at is None else at
+        return steps
 
     def metrics(self) -> RankMetrics:
-        rate = sample_rate = None
-        if self._first and self._last and self._last[0] > self._first[0]:
-            took_s = self._last[0] - self._first[0]
-            rate = (self._last[1] - self._first[1]) / took_s
-            before, after = self._samples
-            if before is not None and after is not None:
-                sample_rate = (after - before) / took_s
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
-        return RankMetrics(self._lines, self._last_step, rate, sample_rate, series)
+        last = self._steps.last
+        return RankMetrics(self._lines, None if last is None else last[1], self._steps.per_second(),
+                           self._samples.per_second(), series, len(self._left_out))  # fmt: skip
+
+
+class _Pace:
+    """What counts up: its first and its last value, with their times."""
+
+    def __init__(self) -> None:
+        self.last: tuple[float, float] | None = None  # time, value
+        self._first: tuple[float, float] | None = None
+
+    def take(self, key: str, entries: Sequence[dict[str, Any]]) -> None:
+        if self._first is None:
+            self._first = _point(key, entries)
+        self.last = _point(key, reversed(entries)) or self.last
+
+    def per_second(self) -> float | None:
+        """None where it counted anew: the job was started again."""
+        if self._first is None or self.last is None or self.last[0] <= self._first[0]:
+            return None
+        rate = (self.last[1] - self._first[1]) / (self.last[0] - self._first[0])
+        return rate if rate >= 0 else None
+
+
+def _point(key: str, entries: Iterable[dict[str, Any]]) -> tuple[float, float] | None:
+    """Time and value of the first entry that has it."""
+    for entry in entries:
+        time_s, value = number(entry.get("t", entry.get("time"))), number(entry.get(key))
+        if time_s is not None and value is not None:
+            return time_s, value
+    return None
 
 
 def _values_of(entry: dict[str, Any]) -> dict[str, Any]:
@@ -148,9 +174,11 @@ class _Growing:
         return MetricSeries((*self._buckets, *rest), self._last, self._odd)
 
 
-def read_metrics(path: str) -> tuple[RankMetrics, int]:
-    """Of one rank, and how many lines could not be read. Raises OSError."""
+def read_metrics(path: str, since_s: float = 0.0) -> tuple[RankMetrics, int]:
+    """Of one rank since then, seconds since 1970, and how many lines could not be read. Raises
+    OSError."""
     lines, reader = Lines(path), Reader()
     for piece in lines.pieces():
-        reader.take(piece)
+        reader.take([one for one in piece if (number(one.get("time")) or since_s) >= since_s]
+                    if since_s else piece)  # fmt: skip
     return reader.metrics(), lines.bad

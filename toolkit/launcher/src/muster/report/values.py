@@ -47,13 +47,14 @@ class MetricSeries(NamedTuple):
 
 class RankMetrics(NamedTuple):
     """What one rank reported. `rate`: steps per second from its first line to its last;
-    `sample_rate`: samples."""
+    `sample_rate`: samples. `left_out`: metrics beyond those that are kept."""
 
     lines: int
     last_step: float | None
     rate: float | None
     sample_rate: float | None
     series: Mapping[str, MetricSeries]
+    left_out: int = 0
 
 
 class HostRecord(NamedTuple):

@@ -7,7 +7,8 @@ import argparse
 import gc
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from muster.arguments import Parser, UsageError
 from muster.local.paths import shown
@@ -61,10 +62,12 @@ def run(args: argparse.Namespace) -> int:
     except page.NoJinja:
         fix = "pip install jinja2, or print the figures with --json"
         raise UsageError("the page is made with Jinja2, which is not installed", fix) from None
-    path = args.output or page.default_name([one.name for one in runs])
+    path = args.output or default_name("report", [one.name for one in runs], ".html")
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(21, "it is a folder", path)
+        if os.path.exists(path) and not os.path.isfile(path):  # not replaced: /dev/stdout, a pipe
+            raise FileExistsError(17, "it is no regular file", path)
         write_whole(path, text)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"
@@ -73,6 +76,12 @@ def run(args: argparse.Namespace) -> int:
     for line in [line for one in runs for line in one.missing][:SHOWN_MISSING]:
         print(f"  lacks {line}")
     return 0
+
+
+def default_name(prefix: str, names: Sequence[str], ending: str) -> str:
+    """Of a file about runs, in the current folder."""
+    plain = ["".join(c if c.isalnum() or c in "-_." else "-" for c in one)[:80] for one in names]
+    return os.path.join(os.curdir, f"{prefix}-{'-and-'.join(plain)}{ending}")
 
 
 def _say(verdict: RunVerdict, path: str) -> None:
@@ -84,9 +93,16 @@ def _say(verdict: RunVerdict, path: str) -> None:
 
 
 def _figures(name: str) -> RunFigures:
-    path, live = _place(name)
+    path, live = place_of(name)
+    with reading(name):
+        return figures_of(read_record(path, os.environ, live))
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What goes wrong with the record of that name becomes a UsageError with its fix."""
     try:
-        return figures_of(read_record(path, _secrets(), live))
+        yield
     except NoRecord as error:
         fix = "name a run folder, output/data/muster of a job, or its output.tar.gz"
         raise UsageError(str(error), fix) from None
@@ -97,7 +113,7 @@ def _figures(name: str) -> RunFigures:
         raise UsageError(f"{name} cannot be read: {runfolder.in_words(error)}", fix) from None
 
 
-def _place(name: str) -> tuple[str, bool]:
+def place_of(name: str) -> tuple[str, bool]:
     """The folder or archive that the name means, and whether its run goes on. Raises UsageError."""
     try:
         found = history.find_run(name)
@@ -106,7 +122,3 @@ def _place(name: str) -> tuple[str, bool]:
         if not os.path.exists(name):
             raise
         return name, False
-
-
-def _secrets() -> Mapping[str, str]:
-    return os.environ

@@ -1,0 +1,1 @@
+"""Commands that read the record of a run."""
