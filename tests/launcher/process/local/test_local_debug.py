@@ -7,6 +7,7 @@ import os
 import pty
 import re
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -148,3 +149,58 @@ def test_a_rank_gets_the_terminal(start: Start, home: Path) -> None:
     assert "rank 0 has this terminal" in seen
     assert re.search(r"\(Pdb\) p value \+ 1\r\n43\r\n", seen), seen
     assert "[algo-1:0] value 42 0" in seen
+
+
+ODD = """\
+import io, os, sys
+how = os.environ["SM_HP_HOW"]
+if how == "variable":
+    os.environ["PYTHONBREAKPOINT"] = "0"
+elif how == "input":
+    sys.stdin = io.StringIO("c\\n")
+else:
+    import pdb
+    pdb.set_trace = lambda *_arguments, **_named: None
+breakpoint()
+print("went on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("how", ["variable", "input", "debugger"])
+def test_a_script_that_answers_its_own_breakpoint_goes_on(
+    start: Start, home: Path, how: str
+) -> None:
+    (home / "train.py").write_text(ODD)
+    result = start(home, ["train.py", *PROCESS, "--hyperparameter", f"how={how}"]).wait()
+    assert result.code == 0, result.err
+    assert "went on" in result.out
+
+
+def test_a_rank_that_cannot_be_held_fails_as_it_would_have(start: Start, home: Path) -> None:
+    (home / "train.py").write_text(
+        "import sys\nsys.modules['debugpy'] = None\n"
+        "import atexit\natexit.register(print, 'tidied up')\nraise ValueError('bad batch')\n"
+    )
+    result = start(home, ["train.py", *PROCESS, "--debug-on-failure"]).wait()
+    assert result.code == 1, result.err
+    assert "FAILED algo-1 rank 0: ValueError: bad batch" in result.err
+    assert "rank 0 cannot be held: " in result.err
+    assert "tidied up" in result.out
+
+
+def test_a_rank_is_debugged_whose_agent_finds_files_of_its_own(start: Start, home: Path) -> None:
+    (home / "train.sh").write_text(
+        f'exec bash -c \'numbers=${{RANK_AGENT#*:}}; eval "exec ${{numbers%%,*}}>lock"; '
+        f"exec {sys.executable} train.py'\n"
+    )
+    result = start(home, ["train.sh", *PROCESS, "--hyperparameter", "stop=1"]).wait()
+    assert "breakpoint() at train.py:3: rank 0 has no terminal" in result.err
+
+
+@pytest.mark.dev
+def test_a_rank_that_waits_ends_with_a_killed_command(start: Start, home: Path) -> None:
+    run = start(home, ["train.py", *PROCESS, "--debug", "0"])
+    wait_until(lambda: "waits for a debugger on" in run.err, 30, lambda: run.err)
+    run.process.kill()
+    run.process.wait()
+    run.check_nothing_left(20)

@@ -289,10 +289,20 @@ def quoted(text: str) -> str:
 
 
 def start() -> None:
-    """Starts the agent of this process. Never raises."""
+    """Starts this process's agent, then what `muster local` asks for beside it. Never raises."""
+    numbers, _, debug = os.environ.pop(VARIABLE, "").partition(" ")
+    start_agent(numbers)
     try:
-        named, _, debug = os.environ.pop(VARIABLE).partition(" ")
-        _, _, descriptors = named.partition(":")
+        if debug:
+            debug_as_asked(*debug.split(" ", 2))
+    except Exception:  # the script runs without
+        pass
+
+
+def start_agent(words: str) -> None:
+    """Never raises."""
+    try:
+        _, _, descriptors = words.partition(":")
         fd, dump, *facts = map(int, descriptors.split(","))
         if [*(identity(fd) or ()), *(identity(dump) or ())] != facts:
             return  # files of the script's own have their numbers
@@ -309,8 +319,6 @@ def start() -> None:
             before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=agent.forget
         )
         atexit.register(agent.rest)
-        if debug:
-            debug_as_asked(*debug.split(" ", 2))
     except Exception:  # no descriptors, no thread, no /proc: the script runs without
         pass
 
@@ -322,16 +330,15 @@ def debug_as_asked(mode: str, rank: str, folder: str) -> None:
         return loaded("muster_rank_debugging", os.path.dirname(__file__) + "/debugging.py")
 
     def say_how(*arguments: object, **named: object) -> object:
-        null, stdin = os.stat(os.devnull), os.fstat(0)
-        if (stdin.st_dev, stdin.st_ino) == (null.st_dev, null.st_ino):
+        if is_unanswered():
             debugging().say_how(rank)
         return sys.__breakpointhook__(*arguments, **named)
 
     if mode == "hold":
-        own = os.getpid()
+        own, earlier = os.getpid(), sys.excepthook
 
         def hold(kind: type, error: BaseException, trace: "TracebackType | None") -> None:
-            sys.__excepthook__(kind, error, trace)
+            earlier(kind, error, trace)
             if os.getpid() == own and isinstance(error, Exception):
                 debugging().hold(rank, folder, error, trace)
 
@@ -339,8 +346,18 @@ def debug_as_asked(mode: str, rank: str, folder: str) -> None:
         mode = "hint"
     if mode not in ("hint", "pass"):
         debugging().begin(mode, rank, folder)
-    elif "PYTHONBREAKPOINT" not in os.environ:
+    elif "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
         sys.breakpointhook = say_how if mode == "hint" else lambda *_arguments, **_named: None
+
+
+def is_unanswered() -> bool:
+    """Whether pdb would read the null device at a `breakpoint()`: the script has no other input,
+    no other debugger (pytest and the like put theirs into pdb), and did not say otherwise."""
+    setter = getattr(sys.modules.get("pdb"), "set_trace", None)
+    if "PYTHONBREAKPOINT" in os.environ or getattr(setter, "__module__", "pdb") != "pdb":
+        return False
+    null = os.stat(os.devnull)
+    return sys.stdin is sys.__stdin__ and identity(0) == (null.st_dev, null.st_ino)
 
 
 MAIN = _thread.get_ident()  # of the thread that runs the script

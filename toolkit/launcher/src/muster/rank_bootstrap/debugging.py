@@ -15,7 +15,6 @@ import sys
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from types import TracebackType
-    from typing import NoReturn
 
 SOCKET = "debugger"  # `types.run_files.DEBUGGER`, in the folder of the host in the record
 HELD = "held"  # in the run folder: locked by the rank that is held, whose number it has
@@ -31,13 +30,10 @@ def begin(mode: str, rank: str, folder: str) -> None:
         elif mode == "pdb":
             take_terminal(folder)
     except Exception as error:
-        leave(f"rank {rank} cannot be debugged: {type(error).__name__}: {error}")
-
-
-def leave(text: str) -> "NoReturn":
-    """Ends the rank before its script begins: it was asked to wait, and would not."""
-    os.write(2, f"muster: {text}\n".encode())
-    os._exit(NONE)
+        # before the script begins: the rank was asked to wait, and would not
+        text = f"muster: rank {rank} cannot be debugged: {type(error).__name__}: {error}\n"
+        os.write(2, text.encode())
+        os._exit(NONE)
 
 
 def wait_for_debugger(folder: str) -> None:
@@ -45,7 +41,9 @@ def wait_for_debugger(folder: str) -> None:
         import debugpy
     except ImportError:
         fix = "pip install 'muster-training[debug]'"
-        leave(f"there is no debugpy in {sys.executable}, which runs this rank: {fix}")
+        raise RuntimeError(
+            f"there is no debugpy in {sys.executable}, which runs this rank: {fix}"
+        ) from None
     listener = bound(folder)
     debugpy.configure(subProcess=False)
     # what debugpy starts outlives the rank, and must not keep the rank's output open; what it says
@@ -155,13 +153,13 @@ def bound(folder: str) -> socket.socket:
     """A listening socket; over /proc, since a path of one has 108 bytes at most."""
     os.makedirs(folder, exist_ok=True)
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener, made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM), f".{SOCKET}.{os.getpid()}"
     try:
-        if os.path.exists(os.path.join(folder, SOCKET)):
-            os.unlink(os.path.join(folder, SOCKET))
-        listener.bind(f"/proc/self/fd/{at}/{SOCKET}")
-        os.chmod(os.path.join(folder, SOCKET), 0o600)
+        listener.bind(f"/proc/self/fd/{at}/{made}")
+        os.chmod(os.path.join(folder, made), 0o600)
         listener.listen(4)
+        # who looks for it connects at once
+        os.rename(os.path.join(folder, made), os.path.join(folder, SOCKET))
     finally:
         os.close(at)
     return listener
