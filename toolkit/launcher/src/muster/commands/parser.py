@@ -32,6 +32,7 @@ commands:
   stacks   say who waits for whom in a run that hangs, with the stacks
   stop     end a run that runs, with time for its ranks to save
   report   one page: what a run did, why it ended so, what to do; or two runs compared
+  bench    run a program in several sizes, and say how it scales
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
   sdk      print what a SageMaker client passes: metric-definitions
@@ -62,11 +63,12 @@ COMMANDS = {  # its module
     "stacks": "muster.commands.live.stacks",
     "stop": "muster.commands.live.stop",
     "report": "muster.commands.report",
+    "bench": "muster.commands.bench",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",
 }
-OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
+OF_SCRIPTS = ("local", "plan", "bench")  # arguments of a script may come after `--`
 
 
 def main(argv: list[str]) -> int:

@@ -93,7 +93,7 @@ class RunFigures(NamedTuple):
 
 
 def figures_of(record: RunRecord) -> RunFigures:
-    summary = {**record.summary, **_outcome_of_events(record)}
+    summary = {**record.summary, **outcome_of_events(record)}
     leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
                    if one.get("leader")), "")  # fmt: skip
     aligned = align(record.hosts, leader)
@@ -142,7 +142,7 @@ def figures_of(record: RunRecord) -> RunFigures:
     )  # fmt: skip
 
 
-def _outcome_of_events(record: RunRecord) -> Mapping[str, object]:
+def outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     """What any host recorded of the end, where the leader left no summary of its own."""
     if record.summary.get("outcome") and record.summary.get("complete") is not False:
         return {}
@@ -272,8 +272,15 @@ def _rank(
         steps=metrics.last_step if metrics else number(figures.get("steps")),
         rate=metrics.rate if metrics and metrics.rate else number(figures.get("rate")),
         sample_rate=metrics.sample_rate if metrics else None,
-        waits_s=host.waits_s.get(rank, number(figures.get("waits_s"))) if host else None,
+        waits_s=_waits(host, rank, figures),
     )
+
+
+def _waits(host: HostRecord | None, rank: int, figures: Mapping[str, object]) -> float | None:
+    if host is None:
+        return None
+    calls = host.calls.get(rank)
+    return calls.wait_s if calls else number(figures.get("waits_s"))
 
 
 def _ranks_of(host: HostRecord) -> set[int]:

@@ -12,7 +12,7 @@ from typing import Any
 from muster.report.cells import Cleaner, mapping, number, sequence, whole
 from muster.report.lines import Lines, tail
 from muster.report.metrics import read_metrics
-from muster.report.values import HostRecord, RankMetrics, RecordEvent, SamplePoint
+from muster.report.values import HostRecord, RankCalls, RankMetrics, RecordEvent, SamplePoint
 from muster.types.names import counted
 from muster.types.run_files import COLLECTIVES, EVENTS, LOGS, METRICS, STACKS
 
@@ -33,12 +33,14 @@ def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bo
     log is read. Raises nothing: what cannot be read is missing."""
     missing: list[str] = []
     events, samples = _events(os.path.join(folder, EVENTS), name, clean, missing)
+    calls, backends = _calls(os.path.join(folder, COLLECTIVES), clean)
     host = HostRecord(
         name=name,
         events=events,
         samples=samples,
         metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing),
-        waits_s=_waits(os.path.join(folder, COLLECTIVES)),
+        calls=calls,
+        backends=backends,
         tails=_tails(os.path.join(folder, LOGS), clean, wanted),
         stacks=_stacks(os.path.join(folder, STACKS), clean),
     )
@@ -129,9 +131,11 @@ def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict
     return found
 
 
-def _waits(folder: str) -> dict[int, float]:
-    """From the summaries that muster_collectives writes: rank of the world -> seconds."""
-    waits: dict[int, float] = {}
+def _calls(folder: str, clean: Cleaner) -> tuple[dict[int, RankCalls], tuple[str, ...]]:
+    """From the summaries that muster_collectives writes: by rank of the world, over its groups;
+    and what carried them."""
+    calls: dict[int, RankCalls] = {}
+    backends: dict[str, None] = {}
     for path in _files(folder):
         if not path.endswith(".json"):
             continue
@@ -144,9 +148,16 @@ def _waits(folder: str) -> dict[int, float]:
         if rank is None or waited is None:
             continue
         own = whole(members[rank]) if 0 <= rank < len(members) else rank
-        if own is not None:
-            waits[own] = waits.get(own, 0.0) + waited
-    return waits
+        if own is None:
+            continue
+        before, time_s = calls.get(own, RankCalls(0.0, 0.0)), number(document.get("time_s"))
+        known = time_s is not None and before.time_s is not None
+        calls[own] = RankCalls(
+            before.wait_s + waited, (before.time_s or 0.0) + (time_s or 0.0) if known else None
+        )
+        if transport := clean.text(document.get("transport"), 40):
+            backends[f"muster collectives ({transport})"] = None
+    return calls, tuple(sorted(backends)[:4])
 
 
 def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[int, str]:

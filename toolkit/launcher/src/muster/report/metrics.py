@@ -13,10 +13,11 @@ from typing import Any
 
 from muster.report.cells import any_number, number
 from muster.report.lines import Lines
-from muster.report.values import Bucket, MetricSeries, RankMetrics
+from muster.report.values import Bucket, MetricSeries, ProgressPoint, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
+POINTS = 256  # of a rank's progress at least, where it has so many lines; twice that at most
 _NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
 
 
@@ -30,6 +31,9 @@ class Reader:
         self._samples: tuple[float | None, float | None] = (None, None)
         self._last_step: float | None = None
         self._series: dict[str, _Growing] = {}
+        self._points: list[ProgressPoint] = []
+        self._every = 1
+        self._end: tuple[ProgressPoint, ...] = ()
 
     def take(self, entries: Sequence[dict[str, Any]]) -> None:
         if not entries:
@@ -38,6 +42,7 @@ class Reader:
         if set(map(type, steps)) != {int}:
             count = self._lines
             steps = [count + at if number(s) is None else s for at, s in enumerate(steps)]
+        self._progress(entries, steps)
         self._lines += len(entries)
         self._last_step = float(steps[-1] or 0)
         self._time(entries[0], steps[0])
@@ -61,6 +66,14 @@ class Reader:
         self._last = time_s, at
         self._samples = self._samples[0], number(entry.get("samples"))
 
+    def _progress(self, entries: Sequence[dict[str, Any]], steps: Sequence[Any]) -> None:
+        for at in range(-self._lines % self._every, len(entries), self._every):
+            self._points += _point(entries[at], steps[at])
+        while len(self._points) > 2 * POINTS:
+            del self._points[1::2]
+            self._every *= 2
+        self._end = _point(entries[-1], steps[-1])
+
     def metrics(self) -> RankMetrics:
         rate = sample_rate = None
         if self._first and self._last and self._last[0] > self._first[0]:
@@ -70,7 +83,15 @@ class Reader:
             if before is not None and after is not None:
                 sample_rate = (after - before) / took_s
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
-        return RankMetrics(self._lines, self._last_step, rate, sample_rate, series)
+        points = tuple(dict.fromkeys((*self._points, *self._end)))
+        return RankMetrics(self._lines, self._last_step, rate, sample_rate, series, points)
+
+
+def _point(entry: dict[str, Any], step: object) -> tuple[ProgressPoint, ...]:
+    time_s, at = number(entry.get("t", entry.get("time"))), number(step)
+    if time_s is None or at is None:
+        return ()
+    return (ProgressPoint(time_s, at, number(entry.get("samples"))),)
 
 
 def _values_of(entry: dict[str, Any]) -> dict[str, Any]:
