@@ -27,7 +27,7 @@ examples:
 
 Every rank calls muster.metrics(step=..., samples=...). The sizes run in turns (1 2 4 1 2 4), so
 that a machine which becomes slower shows as spread and not as scaling. What follows the first --
-goes to `muster local`, what follows a second one to the script. Ctrl-C: the page of the runs so far.
+goes to `muster local`, what follows a second one to the script. Ctrl-C: the page of what there is.
 """
 MOST_SIZES = 16
 _OWN = ("--hosts", "--processes-per-host", "--instance-groups", "--output", "--json", "--ranks",
@@ -100,9 +100,12 @@ def run(args: argparse.Namespace) -> int:
         interrupted = True
         notes.append(f"It was interrupted after {len(results)} of {len(turns)} runs.")
     folders = [one.folder for one in results if one.folder]
-    if interrupted and not folders:
-        return INTERRUPTED_EXIT_CODE
-    scale_report([read(folder) for folder in folders], args, notes)
+    try:
+        scale_report([read(folder) for folder in folders], args, notes)
+    except UsageError as error:
+        if not interrupted:
+            raise
+        _tell(f"no page: {error.message}")
     if interrupted:
         return INTERRUPTED_EXIT_CODE
     return next((one.exit_code for one in results if not one.succeeded), 0)

@@ -246,10 +246,10 @@ def _why(one: ScaleSize) -> str:
         return f"{who}: {-lost:.1%} above the ideal."
     if lost <= UNSEEN or loss is None:
         return f"{who}: as good as the ideal."
-    known = [f"{REASONS[name]} {share:.1%}" for name, share in parts(loss, efficiency)]
+    known = [f"{share:.1%} {REASONS[name]}" for name, share in parts(loss, efficiency)]
     noise = (one.high - one.low) / one.rate
     within = f" That is within the spread of its rate ({noise:.1%})." if lost < noise else ""
-    return f"{who}: {lost:.1%} lost: {listed(known, 4)}.{within}"
+    return f"{who}: {lost:.1%} lost, {listed(known, 4)}.{within}"
 
 
 def _next(top: ScaleSize) -> Iterator[str]:

@@ -19,9 +19,9 @@ DASHES = 40  # of the ideal line: lines in percents have no dashes of even lengt
 
 def short(value: float) -> str:
     """`3.98k`: a rate beside an axis."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
+    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
         if value >= unit:
-            return f"{value / (1e3 if name == 'k' else unit):.3g}{name}"
+            return f"{value / unit:.3g}{name}"
     return f"{value:.3g}"
 
 
@@ -80,6 +80,10 @@ def _axes(
                 f'y2="{y(tick):.1f}"/><text x="{LEFT}%" dx="-6" y="{y(tick) + 4:.1f}" '
                 f'text-anchor="end">{short(tick)}</text>'
             )
+    if logarithmic:
+        words = "both axes are logarithmic"
+        yield f'<text class="soft" x="{LEFT}%" dx="6" y="{TOP - 8}">{words}</text>'
+    yield f'<text class="soft" x="100%" y="{HEIGHT - 8}" text-anchor="end">ranks</text>'
     before = -99.0
     for one in sizes:
         at = x(one.ranks)
