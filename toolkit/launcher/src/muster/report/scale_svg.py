@@ -83,16 +83,17 @@ def _axes(
     if logarithmic:
         words = "both axes are logarithmic"
         yield f'<text class="soft" x="{LEFT}%" dx="6" y="{TOP - 8}">{words}</text>'
-    yield f'<text class="soft" x="100%" y="{HEIGHT - 8}" text-anchor="end">ranks</text>'
     before = -99.0
     for one in sizes:
         at = x(one.ranks)
         yield (
             f'<line class="grid" x1="{at:.2f}%" x2="{at:.2f}%" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
         )
-        if at - before > 4:
+        last = one is sizes[-1]
+        if last or (at - before > 4 and x(sizes[-1].ranks) - at > 8):
             before = at
-            yield f'<text x="{at:.2f}%" y="{HEIGHT - 8}" text-anchor="middle">{one.ranks}</text>'
+            words = f"{one.ranks} ranks" if last else one.ranks
+            yield f'<text x="{at:.2f}%" y="{HEIGHT - 8}" text-anchor="middle">{words}</text>'
 
 
 def _ideal(
