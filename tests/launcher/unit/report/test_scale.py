@@ -13,7 +13,7 @@ from muster.commands.parser import main
 from muster.report import page, scale_svg
 from muster.report.pace import Pace, pace_of
 from muster.report.read import read_record
-from muster.report.scale import CannotScale, Loss, ScaleFigures, parts, scale
+from muster.report.scale import CannotScale, LostShares, ScaleFigures, parts, scale
 from tests.launcher.support.generated_records import Made, write_record
 from tests.launcher.support.scale_records import Costs, write_size
 
@@ -37,7 +37,7 @@ def test_weak_scaling_has_the_predicted_efficiency_and_its_reasons(tmp_path: Pat
     base, four = found.sizes
     assert (found.base, found.kind, found.unit) == (1, "weak", "samples")
     assert found.backend == "muster collectives (native)"
-    assert (base.efficiency, base.rate) == (1.0, pytest.approx(320, rel=1e-3))
+    assert (base.efficiency, base.rate) == pytest.approx((1.0, 320.0), rel=1e-3)
     assert four.efficiency == pytest.approx(0.1 / 0.16, abs=0.001)
     assert four.ideal == pytest.approx(4 * 320, rel=1e-3)
     assert four.loss is not None
@@ -72,7 +72,7 @@ def test_a_batch_that_follows_no_rule_is_said_to_be_unknown(tmp_path: Path) -> N
 def test_what_the_records_do_not_say_is_not_known(tmp_path: Path) -> None:
     found = figures(tmp_path, {1: Costs(0.1, transport=""), 2: Costs(0.2, transport="")})
     two = found.sizes[1]
-    assert two.loss == Loss(None, None, None, pytest.approx(0.5, abs=0.001), False)
+    assert two.loss == LostShares(None, None, None, pytest.approx(0.5, abs=0.001), False)
     assert two.waiting is None and found.backend == "not known"
     assert "50.0% not known" in found.verdict.why[0]
     text = page.scale_page(found)

@@ -59,6 +59,8 @@ class Pace(NamedTuple):
 
 
 def pace_of(record: RunRecord) -> Pace:
+    """The pace of a run, or why it has none. Of a run with fewer ranks that reported than it had
+    there is none: the samples of the others would be missing from the rate."""
     summary = {**record.summary, **outcome_of_events(record)}
     world = whole(mapping(summary.get("plan")).get("world_size"))
     reported = {rank: one for host in record.hosts for rank, one in host.metrics.items()}
@@ -102,6 +104,8 @@ def alike(values: Sequence[float]) -> bool:
 
 
 def _unfit(record: RunRecord, outcome: Mapping[str, object], ranks: int, steady: int) -> str:
+    """Why a run has no rate that can be compared, "" where it has one. A run that was stopped
+    is none: what stopped it may have slowed it before."""
     result = str(outcome.get("result") or "")
     if record.live:
         return "it still runs"
@@ -166,6 +170,8 @@ def _digests(summary: Mapping[str, object]) -> Iterable[tuple[int | None, float]
 def _costs(
     hosts: Sequence[HostRecord], ranks: int, told: Mapping[int | None, float]
 ) -> dict[str, float | None]:
+    """Means over the ranks, so that shares of them are shares of all the ranks' time. A straggler
+    waits for nobody: its own delay is no waiting, but what the records do not explain."""
     waits: list[float] = []
     talks: list[float] = []
     data: list[float] = []

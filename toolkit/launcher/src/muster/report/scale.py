@@ -28,7 +28,7 @@ class CannotScale(Exception):  # noqa: N818 - the caller says it as a usage erro
     """The runs say nothing about scaling. Two texts: what is wrong, and the fix."""
 
 
-class Loss(NamedTuple):
+class LostShares(NamedTuple):
     """Shares of the ranks' time that the ideal would not have needed; of 1. None where the records
     do not say it. `rest`: what none of the known ones explains, in computation or in those that are
     not known. `beyond`: the known ones are more than is lost."""
@@ -57,7 +57,7 @@ class ScaleSize(NamedTuple):
     speedup: float
     efficiency: float | None
     batch: float | None
-    loss: Loss | None
+    loss: LostShares | None
     waiting: float | None
     start_s: float | None
     start_share: float | None
@@ -121,6 +121,7 @@ def scale(
 
 
 def _too_few(sizes: Sequence[int], left_out: Mapping[str, str]) -> tuple[str, str]:
+    """What is wrong and the fix, where less than two sizes are left."""
     why = "".join(f"; left out {name}: {why}" for name, why in list(left_out.items())[:4])
     no_steps = any("steps" in one for one in left_out.values())
     fix = METRICS_FIX if no_steps else "name runs of two sizes at least, such as 1 and 2 ranks"
@@ -130,6 +131,7 @@ def _too_few(sizes: Sequence[int], left_out: Mapping[str, str]) -> tuple[str, st
 
 
 def _kind(groups: Sequence[Sequence[Pace]]) -> str:
+    """From the samples of each rank per step, which two sizes may share or have in proportion."""
     batches = [one.batch for group in groups for one in group]
     if None in batches:
         return UNKNOWN
@@ -144,6 +146,8 @@ def _kind(groups: Sequence[Sequence[Pace]]) -> str:
 def _size(
     runs: Sequence[Pace], base: Sequence[Pace], with_samples: bool, price: float | None
 ) -> ScaleSize:
+    """The figures of one size, from its runs. Of several runs the ends are those of their rates:
+    what changes from run to run is more than what changes within one."""
     rates = [_rate(one, with_samples) for one in runs]
     rate, ranks = median(rates), runs[0].ranks
     base_rate = median(_rate(one, with_samples) for one in base)
@@ -190,7 +194,7 @@ def _known(values: Sequence[float | None]) -> float | None:
     return fmean(found) if found and len(found) == len(values) else None
 
 
-def _loss(runs: Sequence[Pace], base: Sequence[Pace], efficiency: float) -> Loss:
+def _loss(runs: Sequence[Pace], base: Sequence[Pace], efficiency: float) -> LostShares:
     """A step takes `step_s`, at the ideal rate `ideal_s`; each cost of the base is part of the
     ideal in proportion, so that only what is more than that is lost by scaling."""
     step_s = 1 / median(one.step_rate for one in runs)
@@ -205,10 +209,10 @@ def _loss(runs: Sequence[Pace], base: Sequence[Pace], efficiency: float) -> Loss
 
     waiting, talk, data = part("wait_s"), part("talk_s"), part("data_s")
     known = sum(one or 0.0 for one in (waiting, talk, data))
-    return Loss(waiting, talk, data, max(0.0, lost - known), known > lost + UNSEEN)
+    return LostShares(waiting, talk, data, max(0.0, lost - known), known > lost + UNSEEN)
 
 
-def parts(loss: Loss, efficiency: float) -> list[tuple[str, float]]:
+def parts(loss: LostShares, efficiency: float) -> list[tuple[str, float]]:
     """What a bar of the lost share shows: reason, and its part of 1. Known ones that are more than
     is lost are drawn in proportion."""
     lost = max(0.0, 1 - efficiency)
@@ -219,6 +223,7 @@ def parts(loss: Loss, efficiency: float) -> list[tuple[str, float]]:
 
 
 def _verdict(sizes: Sequence[ScaleSize], kind: str, with_samples: bool) -> RunVerdict:
+    """Of the largest size; the others stand in its reasons."""
     base, top = sizes[0], sizes[-1]
     kind_words = "" if kind == UNKNOWN else f", {kind} scaling"
     if top.efficiency is None:
@@ -239,6 +244,7 @@ def _verdict(sizes: Sequence[ScaleSize], kind: str, with_samples: bool) -> RunVe
 
 
 def _why(one: ScaleSize) -> str:
+    """One size in words. A loss within the spread of the rate may be chance, and is said to be."""
     efficiency, loss = one.efficiency or 0.0, one.loss
     lost = 1 - efficiency
     who = counted(one.ranks, "rank")
@@ -253,6 +259,7 @@ def _why(one: ScaleSize) -> str:
 
 
 def _next(top: ScaleSize) -> Iterator[str]:
+    """What to do about the largest part of what is lost."""
     efficiency, loss = top.efficiency or 0.0, top.loss
     if loss is None or 1 - efficiency <= UNSEEN:
         yield "Nothing to do up to this size; what a larger one does is not known."
@@ -270,6 +277,7 @@ def _next(top: ScaleSize) -> Iterator[str]:
 def _notes(
     paces: Sequence[Pace], sizes: Sequence[ScaleSize], with_samples: bool, price: float | None
 ) -> Iterator[str]:
+    """What has to be known to read the figures, by what they were made of."""
     yield (
         "Warm-up is left out of the rates: of each rank the first tenth of its steps, at least up "
         "to its second entry. Waiting, communication and data are means per step of the whole run."

@@ -43,6 +43,7 @@ def rates(figures: ScaleFigures) -> str:
 
 
 def _along(ranks: list[int], logarithmic: bool) -> Callable[[float], float]:
+    """Where a number of ranks lies along the width, in percents of it."""
     first, last = (math.log(ranks[0]), math.log(ranks[-1])) if logarithmic else (0.0, ranks[-1])
 
     def place(value: float) -> float:
@@ -53,6 +54,7 @@ def _along(ranks: list[int], logarithmic: bool) -> Callable[[float], float]:
 
 
 def _up(least: float, most: float, logarithmic: bool) -> Callable[[float], float]:
+    """Where a rate lies, in pixels from the top."""
     low, high = (math.log(max(least, 1e-9)), math.log(most)) if logarithmic else (0.0, most)
 
     def place(value: float) -> float:
@@ -66,6 +68,8 @@ def _axes(
     sizes: tuple[ScaleSize, ...], least: float, most: float, logarithmic: bool,
     x: Callable[[float], float], y: Callable[[float], float],
 ) -> Iterator[str]:  # fmt: skip
+    """Lines behind all else, with round rates, or with doublings of the base where both axes are
+    logarithmic; the sizes that were run below, as far as they have room."""
     if logarithmic:
         step = max(1, math.ceil(math.log2(most / max(least, 1e-9)) / MOST_TICKS))
         ticks = [sizes[0].rate * 2 ** (step * at) for at in range(MOST_TICKS + 1)]
@@ -92,13 +96,14 @@ def _axes(
         last = one is sizes[-1]
         if last or (at - before > 4 and x(sizes[-1].ranks) - at > 8):
             before = at
-            words = f"{one.ranks} ranks" if last else one.ranks
+            words = f"{one.ranks} ranks" if last else str(one.ranks)
             yield f'<text x="{at:.2f}%" y="{HEIGHT - 8}" text-anchor="middle">{words}</text>'
 
 
 def _ideal(
     sizes: tuple[ScaleSize, ...], x: Callable[[float], float], y: Callable[[float], float]
 ) -> Iterator[str]:
+    """No further than the largest size that was run."""
     a, b = sizes[0], sizes[-1]
     if a.ideal is None or b.ideal is None:
         return
@@ -121,6 +126,7 @@ def _line(kind: str, xs: tuple[float, float], ys: tuple[float, float], a: float,
 def _measured(
     sizes: tuple[ScaleSize, ...], x: Callable[[float], float], y: Callable[[float], float]
 ) -> Iterator[str]:
+    """Each size is a point with its spread as a line through it, its efficiency below."""
     for a, b in pairwise(sizes):
         yield _line("rate", (x(a.ranks), x(b.ranks)), (y(a.rate), y(b.rate)), 0.0, 1.0)
     for one in sizes:

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from muster.arguments import Parser, UsageError, one_of, whole_number
+from muster.commands.pages.report import add_price, read, scale_report
 from muster.commands.parser import INTERRUPTED_EXIT_CODE
-from muster.commands.report import add_price, read, scale_report
 from muster.local.api.jobs import RunningJob
 from muster.local.api.result import Result
 from muster.local.preparation import MOST_RANKS
@@ -83,6 +83,8 @@ def run(args: argparse.Namespace) -> int:
         _tell(note)
     if args.oversubscribe:
         options += ("--oversubscribe",)
+    # `muster local` takes a number of processes only with a distribution, and with one, but no
+    # number, it would start one for each device
     several = per_host is not None or any(
         one.partition("=")[0] == "--distribution" for one in options
     )
@@ -112,6 +114,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _refuse_own(options: Sequence[str]) -> None:
+    """`muster local` takes the last of two, so that one size would run under the names of all."""
     for one in options:
         name = one.partition("=")[0].replace("_", "-")
         if name in _OWN:
@@ -141,6 +144,8 @@ def _size(ranks: int, per_host: int) -> Size:
 
 
 def _crowd(ranks: int, oversubscribe: bool) -> Iterator[str]:
+    """What is to be said of more ranks than processors. Raises UsageError where `muster local`
+    would refuse the largest size: after all the smaller ones had run."""
     processors = len(os.sched_getaffinity(0))
     if ranks > MOST_RANKS * processors and not oversubscribe:
         raise UsageError(

@@ -1,0 +1,1 @@
+"""Commands that make a page of what runs did."""
