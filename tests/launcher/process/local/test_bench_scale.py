@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -28,10 +29,14 @@ for step in range(1, {STEPS} + 1):
 """
 
 
-def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def argv_of(folder: Path, *words: str) -> list[str]:
     (folder / "source").mkdir()
     (folder / "source" / "train.py").write_text(SCRIPT)
-    argv = [sys.executable, "-m", "muster", "bench", "scale", "source/train.py", *words]
+    return [sys.executable, "-m", "muster", "bench", "scale", "source/train.py", *words]
+
+
+def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    argv = argv_of(folder, *words)
     return subprocess.run(argv, cwd=folder, capture_output=True, text=True, check=False, timeout=90)
 
 
@@ -60,3 +65,19 @@ def test_a_size_that_fails_is_left_out_and_its_code_returned(tmp_path: Path) -> 
     assert "none of the runs can be used" in done.stderr
     assert "IndexError" in done.stderr
     assert "Traceback (most recent call last):\n  File" not in done.stderr.partition("none of")[2]
+
+
+def test_ctrl_c_ends_the_run_and_keeps_those_before_it(tmp_path: Path) -> None:
+    words = ["--ranks", "1,2", "-o", "x.html", "--", "--isolation", "process", "--", "weak"]
+    with subprocess.Popen(
+        argv_of(tmp_path, *words), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as running:
+        assert running.stderr is not None
+        for line in running.stderr:
+            if "run 3 of 4" in line:
+                break
+        running.send_signal(signal.SIGINT)
+        _, said = running.communicate(timeout=60)
+    assert running.returncode == 130
+    assert "interrupted: the page is of 2 runs" in said
+    assert "It was interrupted after 2 of 4 runs." in (tmp_path / "x.html").read_text()

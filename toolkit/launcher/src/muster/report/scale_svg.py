@@ -150,7 +150,7 @@ def bar(one: ScaleSize) -> str:
     drawn.append(f'<text x="0" dx="4" y="13">{one.efficiency:.1%}</text>')
     for name, share in parts(one.loss, one.efficiency):
         drawn.append(_part(f"s-{name}", at, share, REASONS[name]))
-        if share > 0.06:
+        if share > 0.12:
             drawn.append(f'<text x="{100 * at:.2f}%" dx="4" y="13">{share:.1%}</text>')
         at += share
     return drawing(ROW, drawn)
