@@ -12,6 +12,7 @@ from itertools import count
 
 from benchmarks.table import Row, under
 from benchmarks.timing import interleaved
+from muster.run.child.rank_shim import agent_words
 
 STARTS, RUNS, STEPS = 100, 12, 1000
 ASKED_EVERY_S = 1.0
@@ -85,7 +86,7 @@ def _steps(run: Callable[..., float], size: int) -> tuple[float, int]:
 
 def _bare(words: list[str], output: int = -1) -> float:
     began = time.monotonic()
-    pid = _python(words, "", output)
+    pid = _python(words, (), output)
     os.waitpid(pid, 0)
     return time.monotonic() - began
 
@@ -97,7 +98,7 @@ def _asked(words: list[str], output: int = -1) -> float:
     os.set_inheritable(its.fileno(), True)
     os.set_inheritable(writing, True)
     began = time.monotonic()
-    pid = _python(words, f"{its.fileno()},{writing}", output)
+    pid = _python(words, (its.fileno(), writing), output)
     its.close()
     ours.settimeout(ASKED_EVERY_S)
     for number in count(1):
@@ -116,14 +117,14 @@ def _asked(words: list[str], output: int = -1) -> float:
     return took
 
 
-def _python(words: list[str], agent: str, output: int) -> int:
+def _python(words: list[str], agent: tuple[int, ...], output: int) -> int:
     pid = os.fork()
     if pid:
         return pid
     try:
         if output >= 0:
             os.dup2(output, 1)
-        more = {"RANK_AGENT": f"{os.getpid()}:{agent}"} if agent else {}
+        more = {"RANK_AGENT": agent_words(os.getpid(), agent).decode()} if agent else {}
         os.execve(sys.executable, [sys.executable, "-c", *words], {**os.environ, **more})
     finally:
         os._exit(127)

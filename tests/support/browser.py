@@ -1,4 +1,5 @@
-"""Pages in a real Chromium, driven by playwright in an environment of its own below .cache/."""
+"""Pages and traces in a real Chromium, driven by playwright in an environment of its own below
+.cache/."""
 
 from __future__ import annotations
 
@@ -23,17 +24,28 @@ LIMIT_S = 100
 def look_at(page: Path, name: str) -> list[dict[str, Any]]:
     """What Chromium saw of the page, view by view (tests/support/browse.py); screenshots stay in
     .cache/pages/NAME. Skips the test with the reason where there is no Chromium."""
-    python, chromium = _tools()
+    _, chromium = _tools()
     folder = CACHE / "pages" / name
     folder.mkdir(parents=True, exist_ok=True)
-    script = Path(__file__).with_name("browse.py")
-    done = subprocess.run(
-        [python, script, page, folder, chromium],
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    seen: list[dict[str, Any]] = json.loads(done.stdout)
+    seen: list[dict[str, Any]] = _told("browse.py", page, folder, chromium)
     return seen
+
+
+def ask_perfetto(trace: Path, name: str, *queries: str) -> list[list[list[Any]]]:
+    """The rows that Perfetto's own engine answers each query with, in its page; a screenshot stays
+    in .cache/pages/NAME.png. Skips as `look_at` does."""
+    _, chromium = _tools()
+    (CACHE / "pages").mkdir(parents=True, exist_ok=True)
+    picture = CACHE / "pages" / f"{name}.png"
+    rows: list[list[list[Any]]] = _told("perfetto.py", trace, picture, chromium, *queries)
+    return rows
+
+
+def _told(script: str, *arguments: object) -> Any:
+    argv = [_tools()[0], str(Path(__file__).with_name(script)), *map(str, arguments)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def _tools() -> tuple[str, str]:

@@ -40,6 +40,11 @@ class Case(NamedTuple):
         return self.both("script.runs", "0") and self.both("env.SM_HOSTS")
 
     @property
+    def runs_python(self) -> bool:
+        program = str(self.scenario.hyperparameters.get("sagemaker_program", ""))
+        return program.strip('"').endswith(".py")
+
+    @property
     def one_member(self) -> bool:
         """Only one host takes part in the distribution."""
         return self.alone or "sagemaker_distribution_instance_groups" in (
@@ -118,6 +123,10 @@ _RAN = (
     Common(
         _added("RUN_FACTS", "names the file that muster.runtime reads"),
         lambda case: case.ran,
+    ),
+    Common(
+        _added("RANK_AGENT", "a Python that the shell becomes says where it is when it is asked"),
+        lambda case: case.ran and not case.runs_python,
     ),
     Common(
         Intended(

@@ -40,7 +40,7 @@ class Ranks:
         self._pool = ShimPool(self.loop)
         self._children: dict[str, Child] = {}
         self._argv: dict[str, tuple[list[str], dict[str, str]]] = {}
-        self._folder = folder
+        self.folder = folder
         self._pool.serve(self, _changed)
 
     def start(
@@ -53,7 +53,7 @@ class Ranks:
         is_rank: bool = True,
     ) -> ShimHandle:
         """Runs a Python script, or `argv`, and returns once it has begun."""
-        path = self._folder / f"script-{rank}.py"
+        path = self.folder / f"script-{rank}.py"
         path.write_text(script)
         role = f"rank:{rank}" if is_rank else "launcher"
         kind = _Rank if is_rank else _Launcher
@@ -72,20 +72,20 @@ class Ranks:
 
     def registered(self, handle: ShimHandle, out_fd: int, err_fd: int) -> None:
         child, (argv, environ) = self._children[handle.role], self._argv[handle.role]
-        path = self._folder / f"{handle.role.replace(':', '-')}.out"
+        path = self.folder / f"{handle.role.replace(':', '-')}.out"
 
         def keep(data: bytes) -> None:
             with path.open("ab") as file:
                 file.write(data)
 
         streams = [Stream(fd, -1, b"", None, keep, child.stream_ended) for fd in (out_fd, err_fd)]
-        child.begin(handle, self._pump, streams, argv, environ, str(self._folder))
+        child.begin(handle, self._pump, streams, argv, environ, str(self.folder))
 
     def exited_before_register(self, role: str) -> None:
         raise AssertionError(role)
 
     def output(self, rank: int = 0) -> str:
-        path = self._folder / f"rank-{rank}.out"
+        path = self.folder / f"rank-{rank}.out"
         return path.read_text() if path.exists() else ""
 
     def until(self, condition: Callable[[], object], limit_s: float = LIMIT_S) -> None:
@@ -102,7 +102,7 @@ class Ranks:
 
         look()
         self.loop.run()
-        assert holds, "".join(path.read_text() for path in self._folder.glob("*.out"))
+        assert holds, "".join(path.read_text() for path in self.folder.glob("*.out"))
 
     def says(self, text: str, rank: int = 0) -> None:
         """Waits for words of a rank."""

@@ -12,6 +12,8 @@ import pytest
 
 from muster.arguments import UsageError
 from muster.local import control_client
+from muster.local.hosts import why_not_isolated
+from muster.local.record import layout
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.asking import answer, asked
 from tests.launcher.support.local.local_runs import PROCESS, SCRIPT, LocalRun, Start
@@ -73,6 +75,22 @@ def test_ps_lists_every_rank_of_every_host(start: Start, tmp_path: Path) -> None
     assert "algo-2" in shown.stdout
     (tmp_path / "end").touch()
     assert run.wait().code == 0
+
+
+def test_ps_lists_pids_as_they_count_where_it_is_asked(start: Start, tmp_path: Path) -> None:
+    """Each simulated host has a namespace of its own, in which they are others' numbers here."""
+    if reason := why_not_isolated(str(tmp_path)):
+        pytest.skip(f"this machine allows no namespaces: {reason}")
+    (tmp_path / "train.py").write_text(WAITS)
+    run = start(tmp_path, ("train.py", "--hosts", "2", "--isolation", "netns"))
+    rows = answer(run, "ps")["ranks"]
+    assert len({row["pid"] for row in rows}) == 2
+    for row in rows:
+        assert b"train.py" in Path(f"/proc/{row['pid']}/cmdline").read_bytes()
+        environ = Path(f"/proc/{row['pid']}/environ").read_bytes()
+        assert f"SM_CURRENT_HOST={row['host']}".encode() in environ
+    run.signal(signal.SIGTERM)
+    assert run.wait().code == 143
 
 
 @pytest.mark.promise("H04")
@@ -147,6 +165,32 @@ def test_another_users_run_is_said_to_be_so(
         control_client.find(str(tmp_path))
 
 
+def test_another_users_record_does_not_hide_ones_own_run(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a container's base folder that a job of root has left on a machine."""
+    run = forever(start, tmp_path)
+    answer(run, "ps")
+    base = tmp_path / "base"
+    theirs = base / control_client.CONTAINER
+    theirs.mkdir(parents=True)
+    listdir = os.listdir
+
+    def refused(path: str) -> list[str]:
+        if path == str(theirs):
+            raise PermissionError
+        return listdir(path)
+
+    monkeypatch.setattr(os, "listdir", refused)
+    monkeypatch.setenv("SAGEMAKER_BASE_DIR", str(base))
+    monkeypatch.setattr(layout, "RUNS", str(run.folder.parent))
+    assert control_client.find(None).path == str(run.folder)
+    (tmp_path / "end").touch()
+    assert run.wait().code == 0
+    with pytest.raises(UsageError, match="is a run of user"):
+        control_client.find(None)
+
+
 @pytest.mark.promise("H05")
 def test_a_job_that_is_silent_and_idle_says_so_by_itself(start: Start, tmp_path: Path) -> None:
     run = begun(start, tmp_path, WAITS, MUSTER_STALL_IDLE_S="1")
@@ -163,11 +207,22 @@ def test_a_job_that_is_silent_and_idle_says_so_by_itself(start: Start, tmp_path:
     assert run.wait().code == 143
 
 
+# its stack is more than a rank that does nothing may write in a second
+DEEP = f"""
+def a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(more):
+    if more:
+        return a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(more - 1)
+    exec({WAITS!r})
+a_function_that_has_a_name_of_some_length_as_those_of_frameworks_do(90)
+"""
+
+
 @pytest.mark.promise("H06")
+@pytest.mark.parametrize("script", [WAITS, DEEP], ids=["at its top", "in many functions"])
 def test_a_job_that_stands_still_ends_with_103_where_that_is_asked_for(
-    start: Start, tmp_path: Path
+    start: Start, tmp_path: Path, script: str
 ) -> None:
-    run = begun(start, tmp_path, WAITS, MUSTER_HANG_S="2")
+    run = begun(start, tmp_path, script, MUSTER_HANG_S="2")
     result = run.wait()
     assert result.code == 103, result.err
     failures = [

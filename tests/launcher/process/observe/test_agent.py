@@ -83,8 +83,42 @@ def test_it_is_one_thread_and_the_variable_is_gone(ranks: Ranks) -> None:
     )
     assert ranks.ended() == 0
     first, second = ranks.output().splitlines()
-    assert first == "2 threads, 3 more False"
+    assert first == "2 threads, 4 more False"
     assert second.startswith("1 [<_MainThread")
+
+
+def test_files_of_a_script_that_have_its_numbers_are_left_alone(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """As of a script that closes all that it did not open, before it opens its own."""
+    ranks.start(
+        "import os, time\n"
+        "numbers = [int(name) for name in os.listdir('/proc/self/fd') if int(name) > 2]\n"
+        "os.closerange(3, max(numbers) + 1)\n"
+        "def opened(number):\n"
+        f"    path = os.path.join({str(tmp_path)!r}, f'own-{{number}}')\n"
+        "    made = os.open(path, os.O_RDWR | os.O_CREAT)\n"
+        "    if made != number:\n"
+        "        os.dup2(made, number)\n"
+        "        os.close(made)\n"
+        "for number in numbers:\n    opened(number)\n"
+        "began = time.monotonic()\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    for number in numbers:\n        os.fstat(number)\n"
+        "    os._exit(7)\n"
+        "ended = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+        "print('forked', ended, time.monotonic() - began < 0.8, flush=True)\n"
+        "print('waits', flush=True)\n"
+        "time.sleep(3)\n"
+    )
+    ranks.says("waits")
+    assert ranks.ask().how != "agent"
+    assert ranks.ended() == 0
+    assert "forked 7 True" in ranks.output()
+    files = list(tmp_path.glob("own-*"))
+    assert len(files) >= 3
+    assert all(path.read_bytes() == b"" for path in files)
 
 
 @pytest.mark.parametrize("way", ["subprocess", "os.fork", "fork", "spawn", "forkserver"])
@@ -136,6 +170,64 @@ def test_a_rank_that_forks_is_asked_all_the_while(ranks: Ranks) -> None:
     ranks.asked_until(lambda answer: "waits" in ranks.output())
     answer = ranks.ask()
     assert (answer.how, where(answer)) == ("agent", "wait_here")
+
+
+# Python 3.13.0 counts the threads at a fork once the agent is there again
+NO_WARNINGS = {"PYTHONWARNINGS": "ignore"}
+OWN_FILES = """
+import os, subprocess, sys
+def opened():
+    return [open(f"own-{number}", "wb", buffering=0) for number in range(12)]
+def whole(files, text):
+    for file in files:
+        file.write(text)
+        with open(file.name, "rb") as written:
+            found = written.read()
+        assert found == text, (file.fileno(), found)
+"""
+
+
+def test_a_forked_process_ends_and_forks_as_if_nothing_had_been(ranks: Ranks) -> None:
+    """Its files have the numbers that descriptors of the agent had."""
+    ranks.start(
+        f"{OWN_FILES}\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    files = opened()\n"
+        "    if not os.fork():\n"
+        "        whole(files, b'of the child')\n"
+        "        sys.exit()\n"
+        "    status = os.waitstatus_to_exitcode(os.wait()[1])\n"
+        "    sys.exit(status)\n"
+        "sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n",
+        environ=NO_WARNINGS,
+    )
+    assert (ranks.ended(), ranks.output()) == (0, "")
+    assert {file.read_bytes() for file in ranks.folder.glob("own-*")} == {b"of the child"}
+
+
+@pytest.mark.parametrize("first", [3, 4, 5, 6])
+def test_descriptors_that_a_script_closes_are_no_longer_the_agents(
+    ranks: Ranks, first: int
+) -> None:
+    """As those do that become daemons: what is opened then has the same numbers."""
+    ranks.start(
+        f"{OWN_FILES}\n"
+        f"os.closerange({first}, 256)\n"
+        "files = opened()\n"
+        "pid = os.fork()\n"
+        "if not pid:\n"
+        "    whole(files, b'of the child')\n"
+        "    sys.exit()\n"
+        "assert os.waitpid(pid, 0)[1] == 0\n"
+        "subprocess.run(['true'], preexec_fn=str, check=True)\n"
+        f"{WAITS}\ntime.sleep(600 if sys.argv[1:] else 0.3)\nprint('ends')\n",
+        environ=NO_WARNINGS,
+    )
+    handle = ranks.handle(0)
+    ranks.asked_until(lambda answer: handle is not None and handle.ended)
+    assert (ranks.ended(), ranks.output()) == (0, "ends\n")
+    assert {file.read_bytes() for file in ranks.folder.glob("own-*")} == {b"of the child"}
 
 
 def test_a_fork_is_that_of_a_process_of_one_thread(ranks: Ranks, tmp_path: Path) -> None:
@@ -193,6 +285,31 @@ def test_a_shell_that_becomes_python_has_one(ranks: Ranks, tmp_path: Path) -> No
     ranks.start(f"{WAITS}\nwait_here()\n", argv=["sh", "-c", command])
     ranks.says("waits")
     assert where(ranks.ask()) == "wait_here"
+
+
+def test_a_file_that_a_shell_has_at_its_number_is_left_alone(ranks: Ranks, tmp_path: Path) -> None:
+    """`exec 9>lock; flock 9; exec python train.py`."""
+    script = (
+        'numbers=${RANK_AGENT#*:}; first=${numbers%%,*}; eval "exec $first>lock"; '
+        "exec $0 -c \"import os; print(os.get_blocking($first), 'RANK_AGENT' in os.environ)\""
+    )
+    ranks.start("", argv=["bash", "-c", script, sys.executable])
+    assert ranks.ended() == 0
+    assert ranks.output() == "True False\n"
+    assert (tmp_path / "lock").read_bytes() == b""
+
+
+@pytest.mark.parametrize("number", [4, 5, 6, 7, 8, 9])
+def test_a_file_of_a_shell_that_becomes_python_is_left_alone(
+    ranks: Ranks, tmp_path: Path, number: int
+) -> None:
+    """As of a script that holds a lock: `exec 9>lock; flock 9; exec python train.py`."""
+    script = (
+        f"exec {number}>{tmp_path}/lock; exec {sys.executable} -c 'import os; os.fstat({number})'"
+    )
+    ranks.start("", argv=["bash", "-c", script])
+    assert ranks.ended() == 0, ranks.output()
+    assert (tmp_path / "lock").read_bytes() == b""
 
 
 def test_python_that_becomes_another_program_is_not_signalled(ranks: Ranks) -> None:
@@ -281,6 +398,24 @@ def test_modules_of_the_scripts_own_do_not_stand_in_its_way(ranks: Ranks, tmp_pa
     (tmp_path / "muster.py").write_text("raise SystemExit('mine')\n")
     ranks.start(f"{WAITS}\nwait_here()\n", environ={"PYTHONPATH": str(own)})
     ranks.says("waits")
+    assert where(ranks.ask()) == "wait_here"
+
+
+def test_what_a_script_puts_in_the_place_of_system_calls_is_not_the_agents(ranks: Ranks) -> None:
+    """As gevent does: its threads are the script's own, which would then block all signals."""
+    ranks.start(
+        "import _thread, os, select, signal, threading\n"
+        "_thread.start_new_thread = lambda run, given: (run(*given), 1)[1]\n"
+        "os.read = os.write = select.poll = None\n"
+        "pid = os.fork()\n"
+        "if not pid:\n    os._exit(0)\n"
+        "os.waitpid(pid, 0)\n"
+        "print(signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"
+        f"{WAITS}\nwait_here()\n",
+        environ=NO_WARNINGS,
+    )
+    ranks.says("waits")
+    assert ranks.output() == "set()\nwaits\n"
     assert where(ranks.ask()) == "wait_here"
 
 

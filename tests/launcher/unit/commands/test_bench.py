@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.commands.pages import bench
 from muster.commands.parser import main
+from muster.commands.records import bench
 from muster.local.api.result import Result
 from tests.launcher.support.scale_records import Costs, write_size
 

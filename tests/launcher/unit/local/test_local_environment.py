@@ -21,6 +21,7 @@ from muster.local.paths import is_below, outermost, unsuitable
 from muster.local.preparation import distribution_keys, make_orders
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import MAX_HOSTS, Group
+from muster.train.environment import without_own_variables
 from tests.launcher.support.local.local_runs import make_request
 
 FOLDER = RunFolder("/runs/x", "job-x", -1)
@@ -73,6 +74,16 @@ def test_what_another_job_left_in_the_environment_does_not_reach_the_hosts() -> 
     assert environ["MUSTER_JOB_SECRET"] != caller["MUSTER_JOB_SECRET"]
     left = {"RANK", "MASTER_ADDR", "SM_HOSTS", "OMPI_COMM_WORLD_RANK", "SAGEMAKER_PROGRAM"}
     assert not (left | {"TF_CONFIG"}) & environ.keys()
+
+
+def test_a_run_that_a_rank_starts_does_not_write_into_the_record_of_its_job() -> None:
+    theirs = {"COLLECTIVES_SUMMARY_DIR": "/runs/outer/algo-1/collectives"}
+    assert theirs.keys().isdisjoint(host_environ(PROCESS, {**theirs, "RUN_FACTS": "/x/facts.json"}))
+    assert theirs.keys().isdisjoint(without_own_variables({**theirs, "RUN_FACTS": "/x/f"}))
+    users = {"COLLECTIVES_SUMMARY_DIR": "/home/me/summaries"}
+    for caller in (users, {**users, "RUN_FACTS": "/x/facts.json"}, theirs):
+        environ = host_environ(PROCESS, caller)
+        assert environ["COLLECTIVES_SUMMARY_DIR"] == caller["COLLECTIVES_SUMMARY_DIR"]
 
 
 def test_two_runs_share_no_secret_and_no_address() -> None:

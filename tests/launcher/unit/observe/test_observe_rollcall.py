@@ -215,6 +215,16 @@ def test_the_order_of_the_looks_changes_nothing(order: int) -> None:
         assert call_roll(case.looks[::order], case.silent) == call_roll(case.looks, case.silent)
 
 
+def test_of_many_ranks_it_says_no_more_than_is_so() -> None:
+    """Not that they have not come, where nobody waits for them."""
+    idle = call_roll([look(rank) for rank in range(6)]).sentence
+    assert idle.endswith("rank 2 is at train.py:41 and 3 more ranks"), idle
+    ended = [*(look(rank, ended=0) for rank in range(4)), look(4)]
+    assert call_roll(ended).sentence.endswith("rank 2 has ended with exit code 0 and 1 more rank")
+    absent = call_roll(others(1, 2, 3, 4, of=6)).sentence
+    assert "and 1 more rank has not come: look there" in absent
+
+
 def test_foreign_text_is_shown_as_text_on_one_line() -> None:
     hostile = "\x1b[2J</script>\u2028\u202e\n" + "x" * 100_000
     looks = [

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
 from muster.run.base.loop import Loop
 from muster.run.channel.digest import HostDigest, RankFigures
-from muster.run.observe.rank_figures import READ_S, in_time
+from muster.run.observe.rank_figures import READ_S, in_time, steps_in
 
 KNOWN = HostDigest((RankFigures(4, 1.5),))
 READ = HostDigest((RankFigures(4, 1.5, steps=7),))
@@ -55,3 +56,17 @@ def test_without_a_thread_what_is_known_is_given(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr("threading.Thread.start", refused)
     assert given(lambda: READ) == [KNOWN]
+
+
+@pytest.mark.parametrize("step", ["-1", "true", "9223372036854775808", "1.5", "null"])
+@pytest.mark.parametrize("time_s", ["2.0", "NaN", "1e999", "1" + 400 * "0"])
+def test_of_what_a_script_wrote_there_only_steps_count(
+    tmp_path: Path, step: str, time_s: str
+) -> None:
+    lines = [f'{{"time": {time_s}, "step": {step}}}\n', f'{{"time": {time_s}0, "step": 7}}\n']
+    for at, line in enumerate(lines):
+        path = tmp_path / f"rank-{at}.jsonl"
+        path.write_text('{"time": 1.0, "step": 5}\n' + line)
+    assert steps_in(str(tmp_path / "rank-0.jsonl")) == (5, None)
+    steps, rate = steps_in(str(tmp_path / "rank-1.jsonl"))
+    assert (steps, rate) == ((7, 2.0) if time_s == "2.0" else (5, None))

@@ -53,6 +53,31 @@ def test_hosts_stand_on_the_leaders_clock(tmp_path: Path, offsets: bool) -> None
     assert bool([one for one in found.missing if "wall clock" in one]) is not offsets
 
 
+def test_without_a_summary_a_rank_that_lost_another_is_not_the_first(tmp_path: Path) -> None:
+    folder = Path(write_record(str(tmp_path / "r"), Made(fails=3, seconds=30)))
+    (folder / "summary.json").unlink()
+    lost = {"t": 1000.0, "time": 1.0, "kind": "failure", "rank": 0, "status": 1,
+            "summary": "Connection closed by peer", "peer_lost": True}  # fmt: skip
+    first = {**lost, "time": 2.0, "rank": 3, "summary": "the batch is empty", "peer_lost": False}
+    end = {**lost, "kind": "outcome", "rank": None, "result": "Failed", "exit_code": 1}
+    for host, more in (("algo-1", [lost, end]), ("algo-2", [first])):
+        events = folder / host / "events.jsonl"
+        events.write_text(events.read_text() + as_lines(more))
+    found = figures_of(read_record(str(folder), {}))
+    assert found.verdict.headline == "Rank 3 on algo-2 failed: the batch is empty"
+
+
+def test_metrics_that_have_no_room_are_said_to_be_missing(tmp_path: Path) -> None:
+    path = Path(write_record(str(tmp_path / "r"), Made(seconds=30, steps=2)))
+    file = path / "algo-1" / "metrics" / "rank-0.jsonl"
+    entries = [{"time": at, "step": at, "values": {f"m{n}": at + n for n in range(60)}}
+               for at in range(5)]  # fmt: skip
+    file.write_text(as_lines(entries))
+    missing = figures_of(read_record(str(path), {})).missing
+    assert "algo-1: 20 metrics of rank 0: a page has room for 40" in missing
+    assert any(line.startswith("charts of ") for line in missing)
+
+
 def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     entries = [{"time": at * 0.5, "step": at, "samples": at * 8, "values": {"loss": 1.0}}
@@ -69,6 +94,40 @@ def test_no_spike_of_a_metric_is_lost_however_thin_its_chart(tmp_path: Path) -> 
     assert len(chart.xs) <= charts.COLUMNS
     assert max(value or 0.0 for line in chart.lines for value in line.high) == 99.0
     assert all(a < b for a, b in zip(chart.xs, chart.xs[1:], strict=False))
+
+
+def test_metrics_that_are_reported_now_and_then_or_without_a_step_are_there(tmp_path: Path) -> None:
+    """As `muster.metrics(val_loss=...)` among many lines of training, and a last one."""
+    path = tmp_path / "rank-0.jsonl"
+    entries = [{"time": at * 0.5, "step": at * 10, "samples": at * 80, "values": {"loss": at}}
+               for at in range(100)]  # fmt: skip
+    entries[70:70] = [{"time": 34.6, "values": {"val_loss": 5.0}}]
+    entries[30:30] = [{"time": 14.6, "values": {"val_loss": 7.0}}]
+    path.write_text(as_lines([*entries, {"time": 60.0, "values": {"accuracy": 0.9}}]))
+    found, _ = read_metrics(str(path))
+    assert found.last_step == 990
+    assert found.rate == pytest.approx(20.0)
+    assert found.sample_rate == pytest.approx(160.0)
+    assert [one.step for one in found.series["val_loss"].buckets] == [290, 690]
+    assert [one.step for one in found.series["accuracy"].buckets] == [990]
+    assert [one.step for one in found.points] == [at * 10 for at in range(100)]
+
+
+def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    path.write_text(as_lines([{"time": at, "values": {"loss": at}} for at in range(5)]))
+    found, _ = read_metrics(str(path))
+    assert (found.last_step, found.rate) == (None, None)
+    assert [one.step for one in found.series["loss"].buckets] == [0, 1, 2, 3, 4]
+
+
+def test_a_job_that_counted_anew_after_a_restart_has_no_rate_below_zero(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    steps = [*range(100, 200), *range(50)]
+    path.write_text(as_lines([{"time": at, "step": step, "values": {"loss": 1.0}}
+                              for at, step in enumerate(steps)]))  # fmt: skip
+    found, _ = read_metrics(str(path))
+    assert (found.last_step, found.rate) == (49, None)
 
 
 def test_of_many_ranks_a_chart_shows_range_and_median() -> None:

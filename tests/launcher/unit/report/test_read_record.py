@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from muster.report.archive import UnpackLimits, unpack
+from muster.report.cells import Cleaner
 from muster.report.figures import as_json, figures_of
+from muster.report.host import read_host
 from muster.report.read import NoRecord, read_record
+from muster.report.values import RankCalls
+from muster.types.masking import Masker
 from tests.launcher.support.generated_records import Made, as_lines, write_record
 
 SMALL = Made(steps=20, seconds=30)
@@ -52,6 +56,53 @@ def test_records_of_hosts_laid_side_by_side_are_one(record: Path, tmp_path: Path
     found = read_record(str(side), {})
     assert [host.name for host in found.hosts] == ["algo-1", "algo-2"]
     assert found.missing == ()
+
+
+def test_of_a_container_that_was_started_again_the_last_start_is_shown(
+    record: Path, tmp_path: Path
+) -> None:
+    """`train` adds events and metrics to those that lie there."""
+    once = read_record(str(record), {})
+    for path in (record / "algo-1").rglob("*.jsonl"):
+        lines = list(map(json.loads, path.read_text().splitlines()))
+        earlier = [{**one, "time": one["time"] - 900.0} for one in lines]
+        for one in earlier:
+            one.update({"t": one["t"] - 900.0} if "t" in one else {})
+        path.write_text(as_lines([*earlier, *lines]))
+    twice = read_record(str(record), {})
+    assert twice.missing == ("algo-1: 1 earlier start of its container",)
+    assert twice._replace(missing=(), read_at=0.0) == once._replace(read_at=0.0)
+
+
+def test_calls_of_an_earlier_start_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "algo-1"
+    (folder / "collectives").mkdir(parents=True)
+    for at, time_s in enumerate((1_000.0, 2_000.0)):
+        calls = {"rank": 0, "global_ranks": [0, 1], "wait_s": 1.0 + at, "time_s": 4.0 + at,
+                 "transport": ("sockets", "native")[at]}  # fmt: skip
+        path = folder / "collectives" / f"collectives-world-0-{at}.json"
+        path.write_text(json.dumps(calls))
+        os.utime(path, (time_s, time_s))
+    starts = [{"t": at, "time": at, "kind": "phase", "name": name}
+              for at, name in ((900, "stage"), (950, "watch"), (1_900, "stage"))]  # fmt: skip
+    (folder / "events.jsonl").write_text(as_lines(starts))
+    host, _ = read_host(str(folder), "algo-1", Cleaner(Masker(())), lambda _: True)
+    assert host.calls == {0: RankCalls(2.0, 5.0)}
+    assert host.backends == ("muster collectives (native)",)
+
+
+def test_a_folder_of_several_runs_is_not_taken_for_one(record: Path) -> None:
+    """As `muster report muster-runs`: hosts of two runs would stand on one page."""
+    write_record(str(record.parent / "other"), SMALL._replace(seconds=60))
+    with pytest.raises(NoRecord, match=r"has 2 runs: other, run"):
+        read_record(str(record.parent), {})
+
+
+def test_a_folder_of_one_host_is_shown_with_the_summary_beside_it(record: Path) -> None:
+    found = read_record(str(record / "algo-2"), {})
+    assert [host.name for host in found.hosts] == ["algo-2"]
+    assert found.summary["outcome"]
+    assert found.missing[0].startswith("no record of 1 host: algo-1")
 
 
 def test_a_missing_host_is_named(record: Path) -> None:

@@ -70,6 +70,19 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     assert "Traceback" not in printed
 
 
+def test_what_is_no_file_is_not_replaced_by_the_page(
+    runs: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As root that would be /dev/null, for all programs of the machine."""
+    os.mkfifo("pipe")
+    os.symlink("pipe", "link")
+    for name in ("pipe", "link"):
+        assert main(["report", "a", "-o", name]) == 2
+        assert f"{name} cannot be written: it is no regular file" in capsys.readouterr().err
+    assert (runs / "pipe").is_fifo()
+    assert (runs / "link").is_symlink()
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_another_users_run_is_said(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (runs / "a").chmod(0)

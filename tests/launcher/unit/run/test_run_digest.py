@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -51,6 +52,14 @@ def test_what_is_sent_fits_and_says_how_many_are_left_out(digest: HostDigest, li
     assert [one.rank for one in sent.ranks] == [
         rank for rank in order if rank in {one.rank for one in sent.ranks}
     ]
+
+
+@pytest.mark.parametrize("value", [-1, True, 1 << 63, float("nan"), float("inf"), "7"])
+def test_what_the_leader_would_not_take_is_not_sent(value: Any) -> None:
+    """A message that it refuses would leave a host without an end."""
+    sent = fitting(HostDigest((RankFigures(0, 1.5, value, value, value, value),)))
+    assert sent == HostDigest((RankFigures(0, 1.5),))
+    assert digest_from_json(json.loads(json.dumps(sent))) == sent
 
 
 def test_all_ranks_of_a_usual_host_fit() -> None:

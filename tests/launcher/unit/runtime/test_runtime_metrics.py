@@ -140,6 +140,33 @@ def test_a_file_is_bounded_thinned_and_says_so(tmp_path: Path, run: Run) -> None
     assert rate is not None
 
 
+def test_a_child_does_not_wait_for_a_thread_that_printed_at_the_fork(run: Run) -> None:
+    """Under plain Python: the output of ranks has no buffer, and so no lock."""
+    script = """
+import io, os, sys, threading
+muster.metrics(step=2)
+holds, go = threading.Event(), threading.Event()
+class Slow(io.FileIO):
+    def write(self, data):
+        holds.set()
+        go.wait()
+        return super().write(data)
+sys.stdout = io.TextIOWrapper(io.BufferedWriter(Slow(1, "w", closefd=False)), write_through=True)
+thread = threading.Thread(target=lambda: print("held", flush=True))
+thread.start()
+holds.wait()
+pid = os.fork()
+if pid == 0:
+    muster.metrics(step=3)
+    os._exit(0)
+os.waitpid(pid, 0)
+go.set()
+thread.join()
+"""
+    out, _ = run(script)
+    assert out.splitlines() == ["muster metrics step=2", "muster metrics step=3", "held"]
+
+
 def test_threads_forks_and_other_processes_share_the_file(tmp_path: Path, run: Run) -> None:
     script = """
 import os, subprocess, sys, threading
@@ -174,6 +201,16 @@ def test_a_line_that_was_cut_stays_alone(tmp_path: Path, run: Run) -> None:
     lines = path.read_text().splitlines()
     assert [json.loads(line)["step"] for line in (lines[0], lines[2])] == [1, 2]
     assert steps_in(str(path))[0] == 2
+
+
+def test_steps_of_an_earlier_start_are_not_those_of_this_one(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    steps = [*range(1, 6), *range(1, 4)]
+    times = [*range(100, 105), *range(200, 203)]
+    lines = [json.dumps({"time": t, "step": s}) for t, s in zip(times, steps, strict=True)]
+    path.write_text("\n".join(lines) + "\n")
+    assert steps_in(str(path), 150.0) == (3, 1.0)
+    assert steps_in(str(path), 250.0) == (None, None)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ commands:
   stacks   say who waits for whom in a run that hangs, with the stacks
   stop     end a run that runs, with time for its ranks to save
   report   one page: what a run did, why it ended so, what to do; or two runs compared
+  trace    a run as a trace for Perfetto, with what torch.profiler wrote
   bench    run a program in several sizes, and say how it scales
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
@@ -62,8 +63,9 @@ COMMANDS = {  # its module
     "ps": "muster.commands.live.ps",
     "stacks": "muster.commands.live.stacks",
     "stop": "muster.commands.live.stop",
-    "report": "muster.commands.pages.report",
-    "bench": "muster.commands.pages.bench",
+    "report": "muster.commands.records.report",
+    "trace": "muster.commands.records.trace",
+    "bench": "muster.commands.records.bench",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",

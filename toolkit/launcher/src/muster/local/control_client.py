@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import pwd
 import stat
+from collections.abc import Sequence
 from typing import Any
 
 from muster.arguments import UsageError
 from muster.local.record import history, layout, runfolder
+from muster.run.base import procfs
 from muster.run.observe import control
 from muster.run.observe.control import Inquiry
 from muster.types.names import TYPED, did_you_mean, listed
@@ -34,12 +36,22 @@ def find(name: str | None) -> LiveRun:
     here. Raises UsageError."""
     if name is not None:
         return _named(name)
-    found = [run for run in map(_live, _candidates()) if run is not None]
+    found, refused = [], None
+    for path in _candidates():
+        try:
+            run = _live(path)
+        except UsageError as error:  # another user's; one's own may run beside it
+            refused = error
+            continue
+        if run is not None:
+            found.append(run)
     if len(found) == 1:
         return found[0]
     if found:
         names = listed(run.name for run in found)
         raise UsageError(f"{len(found)} runs are running: {names}", "name one of them")
+    if refused is not None:
+        raise refused
     raise UsageError(
         f"no run can be asked here: none below {os.path.realpath(layout.RUNS)} or "
         f"{_container()} is running",
@@ -61,6 +73,19 @@ def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
             raise UsageError(f"{run.name}: {said}", fix)
         return answer
     raise UsageError(f"{run.name} does not answer: {why}", "it may have ended just now; try again")
+
+
+def count_here(run: LiveRun, ranks: Sequence[dict[str, Any]]) -> None:
+    """Puts the PIDs of these ranks as they count here: simulated hosts and containers have a
+    namespace of their own. None for one that cannot be seen from here."""
+    for folder in run.folders:
+        try:
+            pids = procfs.pids_inside(control.listener_pid(folder))
+        except OSError:
+            continue  # it has just ended
+        for rank in ranks:
+            if pids is not None and rank["host"] == os.path.basename(folder):
+                rank["pid"] = pids.get(rank["pid"])
 
 
 def _container() -> str:

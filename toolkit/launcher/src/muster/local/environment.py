@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
+from muster.types.run_files import of_an_outer_record
 
 if TYPE_CHECKING:
     from muster.local.backends.base import Backend
@@ -107,7 +108,12 @@ def host_environ(
 ) -> dict[str, str]:
     """The whole environment of one host's `train`; --env wins over the caller's."""
     request, inherited = backend.request, backend.inherited(caller)
-    environ = {name: value for name, value in inherited.items() if not _is_leftover(name)}
+    outer = of_an_outer_record(caller)
+    environ = {
+        name: value
+        for name, value in inherited.items()
+        if not _is_leftover(name) and name not in outer
+    }
     environ.update(shared)
     environ = backend.environ(environ, caller, host)
     environ.setdefault("OMP_NUM_THREADS", str(backend.threads_per_rank()))

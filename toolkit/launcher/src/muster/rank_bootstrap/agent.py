@@ -1,7 +1,7 @@
 """The agent in a rank's Python: a thread that says where the rank is when the supervisor asks.
 
 One line of `muster-agent.pth` runs this file before the script, only in the process that RANK_AGENT
-names as `<pid>:<fd>,<fd>`: what the rank starts has none. It imports nothing of muster by name,
+names as `<pid>:<fd>,<fd>,...`: what the rank starts has none. It imports nothing of muster by name,
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
@@ -9,6 +9,9 @@ threads, `calls`). An answer is a line of JSON with that number; the first line 
 names the signal for which faulthandler writes all stacks to the second descriptor, for a rank whose
 C code keeps the interpreter. The thread rests while the process forks, so that no child finds a
 lock of it held, and from the end of the interpreter on.
+
+A script may close what it did not open, and its next file then has that number: no descriptor is
+used before a look whether it is still the agent's. In a forked process nothing here does anything.
 """
 
 import _signal  # type: ignore[import-not-found]  # typeshed knows only `signal`
@@ -16,8 +19,10 @@ import _thread
 import atexit
 import faulthandler
 import os
-import select
 import sys
+from _thread import start_new_thread  # by name: gevent and the like put theirs in its place
+from os import read, write
+from select import POLLIN, POLLOUT, poll
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
@@ -34,13 +39,19 @@ GONE_TRIES = 1000
 
 
 class Agent:
-    """Answers on `fd`. `has_signal`: whether faulthandler has the signal."""
+    """Answers on `fd`. `has_signal`: whether faulthandler has the signal, and writes to `dump`."""
 
-    def __init__(self, fd: int, folder: str, has_signal: bool) -> None:
+    def __init__(self, fd: int, dump: int, folder: str, has_signal: bool) -> None:
         self._fd = fd
+        self._dump = dump
         self._folder = folder
         self._has_signal = has_signal
-        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        # a pipe, of which the thread notices that a script has closed it
+        self._wake, self._waker = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._waker, False)
+        self._mine = {one: identity(one) for one in (fd, dump, self._wake, self._waker)}
+        self._pid = os.getpid()  # 0 once forgotten
         self._runs = _thread.allocate_lock()  # held by the thread
         self._native = 0
         self._resting = 0  # forks under way, and the end of the interpreter
@@ -49,16 +60,18 @@ class Agent:
 
     def begin(self) -> None:
         """Starts the thread; where there can be none, there is no agent."""
+        if not self._has(self._fd, self._wake, self._waker):
+            return
         if not self._runs.acquire(False):
             return  # it did not rest in time, and goes once its answer is said
         try:
-            os.eventfd_read(self._wake)
+            read(self._wake, 4096)
         except BlockingIOError:
             pass  # it is the first one
         try:
             # by now another thread may fork: then its wake-up was read here, and it begins again
             if not self._resting:
-                _thread.start_new_thread(self._serve, ())
+                start_new_thread(self._serve, ())
                 return
         except RuntimeError:
             pass
@@ -67,7 +80,12 @@ class Agent:
     def rest(self) -> None:
         """Returns once the thread is at its end, or busy for too long."""
         self._resting += 1
-        os.eventfd_write(self._wake, 1)
+        if not self._has(self._wake, self._waker):
+            return  # it is at its end, or of another process
+        try:
+            write(self._waker, b"\n")
+        except BlockingIOError:
+            pass  # it is told already
         if self._runs.acquire(timeout=REST_S):
             self._runs.release()
 
@@ -87,22 +105,35 @@ class Agent:
 
     def forget(self) -> None:
         """In a child of the process: what is answered here is about its parent."""
-        os.close(self._fd)
-        os.close(self._wake)
+        self._pid = os.getpid()
+        if self._owns_signal:  # else it would take the script's own handler away
+            faulthandler.unregister(NUMBER)
+        for fd in self._mine:
+            if self._has(fd):
+                os.close(fd)
+        self._pid = 0
+
+    def _has(self, *descriptors: int) -> bool:
+        """Whether these are open, and what they were when the agent began."""
+        if self._pid != os.getpid():
+            return False
+        return all(self._mine[fd] == identity(fd) for fd in descriptors)
 
     def _serve(self) -> None:
         try:
             # a signal is for the script's threads, and a supervisor that is gone is no SIGPIPE
             _signal.pthread_sigmask(_signal.SIG_BLOCK, _signal.valid_signals())
             self._native = _thread.get_native_id()
-            poll = select.poll()
-            poll.register(self._fd, select.POLLIN)
-            poll.register(self._wake, select.POLLIN)
+            events = poll()
+            events.register(self._fd, POLLIN)
+            events.register(self._wake, POLLIN)
             ready: list[int] = []
             while self._wake not in ready:
-                ready = [fd for fd, _ in poll.poll()]
+                ready = [fd for fd, _ in events.poll()]
                 if self._fd in ready:  # first: a rank that forks all the time answers, too
-                    data = os.read(self._fd, 4096)
+                    if not self._has(self._fd):
+                        return
+                    data = read(self._fd, 4096)
                     if not data:
                         return
                     *lines, self._inbox = (self._inbox + data).split(b"\n")
@@ -117,14 +148,14 @@ class Agent:
         """Writes a line, whole unless the thread is to rest and nobody reads. What was cut off
         before ends with the first letter of this one. Raises OSError."""
         data = f"\n{text}\n".encode()
-        poll = select.poll()
-        poll.register(self._fd, select.POLLOUT)
-        poll.register(self._wake, select.POLLIN)
-        while data:
+        events = poll()
+        events.register(self._fd, POLLOUT)
+        events.register(self._wake, POLLIN)
+        while data and self._has(self._fd):
             try:
-                data = data[os.write(self._fd, data) :]
+                data = data[write(self._fd, data) :]
             except BlockingIOError:
-                if any(fd == self._wake for fd, _ in poll.poll()):
+                if any(fd == self._wake for fd, _ in events.poll()):
                     return
 
     def _answer(self, words: "list[str]") -> str:
@@ -143,8 +174,11 @@ class Agent:
     @property
     def signal(self) -> int:
         """The signal that writes the stacks, 0 once the script has taken it."""
-        mine = self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL
-        return NUMBER if mine else 0
+        return NUMBER if self._owns_signal and self._has(self._dump) else 0
+
+    @property
+    def _owns_signal(self) -> bool:
+        return bool(self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL)
 
     def _evidence(self) -> "list[dict[str, object]]":
         try:
@@ -153,6 +187,15 @@ class Agent:
             return self._calls()
         except Exception:  # no evidence is better than a wrong one
             return []
+
+
+def identity(fd: int) -> "tuple[int, int] | None":
+    """What a descriptor is open on; None for one that is not open."""
+    try:
+        found = os.fstat(fd)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
@@ -241,25 +284,20 @@ def start() -> None:
     """Starts the agent of this process. Never raises."""
     try:
         _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
-        fd, dump = map(int, descriptors.split(","))
+        fd, dump, *facts = map(int, descriptors.split(","))
+        if [*(identity(fd) or ()), *(identity(dump) or ())] != facts:
+            return  # files of the script's own have their numbers
         os.set_inheritable(fd, False)
         os.set_inheritable(dump, False)
         os.set_blocking(fd, False)
         is_free = _signal.getsignal(NUMBER) == _signal.SIG_DFL
         if is_free:
             faulthandler.register(NUMBER, file=dump, all_threads=True, chain=False)
-        agent = Agent(fd, os.path.dirname(__file__), is_free)
+        agent = Agent(fd, dump, os.path.dirname(__file__), is_free)
         agent.say(f'{{"signal":{agent.signal}}}')
         agent.begin()
-
-        def in_child() -> None:
-            if agent.signal:  # else it would take the script's own handler away
-                faulthandler.unregister(NUMBER)
-            os.close(dump)
-            agent.forget()
-
         os.register_at_fork(
-            before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=in_child
+            before=agent.rest_for_fork, after_in_parent=agent.resume, after_in_child=agent.forget
         )
         atexit.register(agent.rest)
     except Exception:  # no descriptors, no thread, no /proc: the script runs without

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from statistics import median
 
-from muster.report.cells import number
+from muster.report.cells import mapping, number, sequence
 from muster.report.values import HostRecord
 from muster.types.values import NamedTuple
 
@@ -26,14 +26,22 @@ class HostClock(NamedTuple):
 
 
 class Aligned(NamedTuple):
-    """`at(host, t)`: seconds since the beginning. `guessed`: hosts aligned by their wall clocks."""
+    """`at(host, t)`: seconds since the beginning. `guessed`: hosts aligned by their wall clocks;
+    `walls`: wall clock minus monotonic clock, of hosts that say it."""
 
     clocks: Mapping[str, HostClock]
     began: float
     guessed: tuple[str, ...]
+    walls: Mapping[str, float]
 
     def at(self, host: str, t: float) -> float:
         return self.clocks[host](t) - self.began
+
+    def at_wall(self, host: str, time: float) -> float | None:
+        """The same of a time since 1970; None where no record relates the two. Of a host that has
+        no events as good as its clock."""
+        name = host if host in self.walls else next(iter(self.walls), None)
+        return None if name is None else self.at(name, time - self.walls[name])
 
 
 def align(hosts: Sequence[HostRecord], leader: str) -> Aligned:
@@ -45,7 +53,20 @@ def align(hosts: Sequence[HostRecord], leader: str) -> Aligned:
     clocks = {host.name: _clock(host, leader, walls[host.name], base) for host in hosts}
     firsts = [clocks[host.name](min(times)) for host in hosts if (times := _times(host))]
     guessed = [host.name for host in hosts if not clocks[host.name].known and _times(host)]
-    return Aligned(clocks, min(firsts, default=0.0), tuple(guessed))
+    known = {name: wall for name, wall in walls.items() if wall is not None}
+    return Aligned(clocks, min(firsts, default=0.0), tuple(guessed), known)
+
+
+def leader_of(summary: Mapping[str, object]) -> str:
+    """Its name, "" when unknown."""
+    hosts = map(mapping, sequence(summary.get("hosts")))
+    return next((str(one.get("name")) for one in hosts if one.get("leader")), "")
+
+
+def guesses(aligned: Aligned) -> list[str]:
+    """Which hosts' times are not as good as the others', in sentences."""
+    return [f"{host}: its clock is not in the record, times of it are as good as its wall clock"
+            for host in aligned.guessed]  # fmt: skip
 
 
 def _clock(host: HostRecord, leader: str, wall: float | None, base: float | None) -> HostClock:

@@ -19,7 +19,9 @@ MOST_READ_BYTES = 32 << 30  # once unpacked, of the whole archive
 MOST_WRITTEN_BYTES = 2 << 30
 MOST_FILES = 20_000
 LOG_BYTES = 64 << 10  # of a log its end
+PROFILES = (".pt.trace.json", ".pt.trace.json.gz")  # of torch.profiler
 _PART = r"[^/\0]{1,200}"
+_PROFILE = re.compile(rf"(?:{_PART}/){{0,12}}{_PART}\.pt\.trace\.json(?:\.gz)?")
 _WANTED = re.compile(
     rf"(?:{_PART}/){{0,6}}(?:(?:summary|command)\.json"
     rf"|{_PART}/(?:events\.jsonl|(?:metrics|stacks|collectives)/{_PART}|logs/rank-\d+\.(?:out|err)))"
@@ -33,13 +35,16 @@ class UnpackLimits(NamedTuple):
     files: int = MOST_FILES
 
 
-def unpack(path: str, target: str, limits: UnpackLimits | None = None) -> list[str]:
-    """Writes the record's files of the archive below `target`. What could not be read, in
-    sentences. Raises OSError where the file cannot be opened or the target cannot be written."""
+def unpack(
+    path: str, target: str, limits: UnpackLimits | None = None, traces: bool = False
+) -> list[str]:
+    """Writes the record's files of the archive below `target`; `traces`: those of profilers, too.
+    What could not be read, in sentences. Raises OSError where the file cannot be opened or the
+    target cannot be written."""
     name = os.path.basename(path)
     try:
         with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
-            return _unpack(tar, target, name, limits or UnpackLimits())
+            return _unpack(tar, target, name, limits or UnpackLimits(), traces)
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         return [f"{name} is damaged ({error}): what came before that place is shown"]
     except OSError as error:
@@ -48,7 +53,9 @@ def unpack(path: str, target: str, limits: UnpackLimits | None = None) -> list[s
         return [f"{name} is damaged ({error}): what came before that place is shown"]  # gzip, lzma
 
 
-def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) -> list[str]:
+def _unpack(
+    tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits, traces: bool
+) -> list[str]:
     read = written = files = 0
     for member in tar:
         read += member.size
@@ -56,7 +63,10 @@ def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) 
             return [f"{name} is too large: what follows {member.name!r:.80} is not read"]
         vars(tar)["members"] = []  # it keeps every one that it has passed
         inside = os.path.normpath(member.name.lstrip("/"))
-        if not member.isreg() or ".." in inside.split("/") or not _WANTED.fullmatch(inside):
+        profile = traces and _PROFILE.fullmatch(inside)
+        if not member.isreg() or ".." in inside.split("/"):
+            continue
+        if not profile and not _WANTED.fullmatch(inside):
             continue
         content = tar.extractfile(member)
         if content is None:
@@ -67,7 +77,7 @@ def _unpack(tar: tarfile.TarFile, target: str, name: str, limits: UnpackLimits) 
         except (FileExistsError, NotADirectoryError):
             continue  # a file has the name of its folder
         most = limits.written_bytes - written
-        is_log = inside.split("/")[-2:-1] == ["logs"]
+        is_log = not profile and inside.split("/")[-2:-1] == ["logs"]
         written += _copy(content, place, LOG_BYTES if is_log else most, is_log)
         files += 1
         if written >= limits.written_bytes:

@@ -40,13 +40,16 @@ def names_of(reported: Mapping[int, RankMetrics]) -> list[str]:
 
 
 def of_metrics(reported: Mapping[int, RankMetrics]) -> Iterator[Chart]:
-    changing = [name for name in names_of(reported) if _changes(reported, name)]
-    for name in changing[:MOST_CHARTS]:
+    for name in changing(reported)[:MOST_CHARTS]:
         points = {f"rank {rank}": one.series[name].buckets
                   for rank, one in sorted(reported.items()) if name in one.series}  # fmt: skip
         chart = _chart(name, "", "step", points)
         if chart is not None:
             yield chart
+
+
+def changing(reported: Mapping[int, RankMetrics]) -> list[str]:
+    return [name for name in names_of(reported) if _changes(reported, name)]
 
 
 def _changes(reported: Mapping[int, RankMetrics], name: str) -> bool:

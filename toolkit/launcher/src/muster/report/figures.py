@@ -6,11 +6,13 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from muster.report import charts
-from muster.report.align import Aligned, align
+from muster.report.align import Aligned, align, guesses, leader_of
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
+from muster.report.metrics import MOST_NAMES
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
+from muster.types.names import counted, listed
 from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
@@ -94,15 +96,13 @@ class RunFigures(NamedTuple):
 
 def figures_of(record: RunRecord) -> RunFigures:
     summary = {**record.summary, **outcome_of_events(record)}
-    leader = next((str(one.get("name")) for one in _mappings(summary.get("hosts"))
-                   if one.get("leader")), "")  # fmt: skip
-    aligned = align(record.hosts, leader)
-    phases = tuple(_phases(record, aligned))
+    aligned = align(record.hosts, leader_of(summary))
+    phases = tuple(phase_spans(record, aligned))
     ranks = _ranks(record, aligned)
     moments = tuple(sorted(_moments(record, aligned)))[:MOST_MOMENTS]
     seconds = number(mapping(summary.get("local")).get("seconds")) or number(summary.get("seconds"))
     if seconds is None:
-        seconds = _last_time(record, aligned)
+        seconds = last_time(record, aligned)
     reported = {rank: one for host in record.hosts for rank, one in host.metrics.items()}
     metrics = tuple(_metrics(reported))
     facts = VerdictInput(
@@ -120,8 +120,6 @@ def figures_of(record: RunRecord) -> RunFigures:
         odd=tuple((one.name, one.odd_step) for one in metrics if one.odd_step is not None),
     )
     verdict, failure = judge(facts)
-    guessed = [f"{host}: its clock is not in the record, times of it are as good as its wall clock"
-               for host in aligned.guessed]  # fmt: skip
     return RunFigures(
         schema=SCHEMA,
         name=record.name,
@@ -138,7 +136,8 @@ def figures_of(record: RunRecord) -> RunFigures:
                for host in record.hosts for rank, text in sorted(host.tails.items())},
         stacks={f"{host.name}: {file}": text
                 for host in record.hosts for file, text in host.stacks.items()},
-        missing=(*record.missing, *guessed, *_left_out(record), *_no_samples(record, seconds)),
+        missing=(*record.missing, *guesses(aligned), *left_out(record), *_no_room(record, reported),
+                 *_no_samples(record, seconds)),
     )  # fmt: skip
 
 
@@ -149,8 +148,13 @@ def outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     ends = [event for host in record.hosts for event in host.events if event.kind == "outcome"]
     if not ends:
         return {}
-    failed = [(event.time, host.name, event) for host in record.hosts for event in host.events
-              if event.kind == "failure"]  # fmt: skip
+    # a rank that lost another failed because of it, whichever was recorded first
+    failed = [
+        ((event.fields.get("peer_lost") is True, event.time), host.name, event)
+        for host in record.hosts
+        for event in host.events
+        if event.kind == "failure"
+    ]
     outcome = dict(ends[-1].fields)
     if failed:
         _, name, event = min(failed, key=lambda one: one[0])
@@ -158,7 +162,8 @@ def outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     return {"outcome": outcome, "complete": True}
 
 
-def _left_out(record: RunRecord) -> Iterator[str]:
+def left_out(record: RunRecord) -> Iterator[str]:
+    """What full records do not have, in sentences."""
     for host in record.hosts:
         for event in host.events:
             if event.kind == "left_out":
@@ -166,6 +171,17 @@ def _left_out(record: RunRecord) -> Iterator[str]:
                                    for name in ("samples", "events"))  # fmt: skip
                 yield (f"{host.name}: its record was full: {samples:,} samples and {others:,} "
                        "other events are not in it")  # fmt: skip
+
+
+def _no_room(record: RunRecord, reported: Mapping[int, RankMetrics]) -> Iterator[str]:
+    for host in record.hosts:
+        rank, beyond = max(((rank, one.left_out) for rank, one in host.metrics.items()),
+                           key=lambda one: one[1], default=(0, 0))  # fmt: skip
+        if beyond:
+            room = f"a page has room for {MOST_NAMES}"
+            yield f"{host.name}: {counted(beyond, 'metric')} of rank {rank}: {room}"
+    if undrawn := charts.changing(reported)[charts.MOST_CHARTS :]:
+        yield f"charts of {listed(undrawn, 5)}: a page has room for {charts.MOST_CHARTS}"
 
 
 def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:
@@ -205,7 +221,8 @@ def _facts(record: RunRecord, ranks: int) -> Iterator[tuple[str, str]]:
             yield name, shortened(str(found), MOST_TEXT)
 
 
-def _phases(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
+def phase_spans(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
+    """Of every host, in the order of the record."""
     said = mapping(record.summary.get("phases"))
     for host in record.hosts:
         changes = [(aligned.at(host.name, event.t), str(event.fields.get("name", "?")))
@@ -322,7 +339,7 @@ def _metrics(reported: Mapping[int, RankMetrics]) -> Iterator[MetricEnd]:
                      min(odd, default=None))  # fmt: skip
 
 
-def _last_time(record: RunRecord, aligned: Aligned) -> float | None:
+def last_time(record: RunRecord, aligned: Aligned) -> float | None:
     """How long a run without an end is known to have lasted."""
     if record.live:
         walls = [event.time for host in record.hosts for event in host.events if event.time > 0]

@@ -26,19 +26,21 @@ SUMMARY_BYTES = 1 << 20
 _RANK_FILE = re.compile(r"rank-([0-9]{1,7})\.(out|err|jsonl)")
 
 
-def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bool]) -> (
-    tuple[HostRecord, list[str]]
-):  # fmt: skip
+def read_host(
+    folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bool], metrics: bool = True
+) -> tuple[HostRecord, list[str]]:
     """The host, and what is missing of it, in sentences. `wanted`: of which ranks the end of the
-    log is read. Raises nothing: what cannot be read is missing."""
+    log is read; `metrics`: theirs, too. Raises nothing: what cannot be read is missing."""
     missing: list[str] = []
-    events, samples = _events(os.path.join(folder, EVENTS), name, clean, missing)
-    calls, backends = _calls(os.path.join(folder, COLLECTIVES), clean)
+    events, samples, since_s = _events(os.path.join(folder, EVENTS), name, clean, missing)
+    calls, backends = _calls(os.path.join(folder, COLLECTIVES), clean, since_s)
     host = HostRecord(
         name=name,
         events=events,
         samples=samples,
-        metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing),
+        metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing, since_s)
+        if metrics
+        else {},
         calls=calls,
         backends=backends,
         tails=_tails(os.path.join(folder, LOGS), clean, wanted),
@@ -49,8 +51,11 @@ def read_host(folder: str, name: str, clean: Cleaner, wanted: Callable[[int], bo
 
 def _events(
     path: str, name: str, clean: Cleaner, missing: list[str]
-) -> tuple[tuple[RecordEvent, ...], dict[int, tuple[SamplePoint, ...]]]:
+) -> tuple[tuple[RecordEvent, ...], dict[int, tuple[SamplePoint, ...]], float]:
+    """Events, samples, and when the last start was, 0 where it is the only one: `train` adds to
+    the record of a container that is started again."""
     lines = Lines(path)
+    starts, since_s = _Starts(), 0.0
     events: list[RecordEvent] = []
     samples: dict[int, list[SamplePoint]] = {}
     newer = left_out = 0
@@ -59,6 +64,9 @@ def _events(
             for line in piece:
                 newer += (whole(line.get("schema")) or 0) > SCHEMA
                 rank, kind = whole(line.get("rank")), line.get("kind")
+                if kind == "phase" and starts.again(line.get("name")):
+                    events, samples, left_out = [], {}, 0
+                    since_s = number(line.get("time")) or 0.0
                 if kind == "sample" and rank is not None:
                     _add_sample(samples.setdefault(rank, []), line)
                 elif len(events) < MOST_EVENTS:
@@ -77,7 +85,24 @@ def _events(
     if newer:
         missing.append(f"{name}: written by a newer muster; what this one does not know is left "
                        "out: use that version for the whole")  # fmt: skip
-    return tuple(events), {rank: tuple(found) for rank, found in samples.items()}
+    if starts.earlier:
+        missing.append(f"{name}: {counted(starts.earlier, 'earlier start')} of its container")
+    return tuple(events), {rank: tuple(found) for rank, found in samples.items()}, since_s
+
+
+class _Starts:
+    """Counts how often `train` has begun, by the phases that it has entered."""
+
+    def __init__(self) -> None:
+        self.earlier = 0
+        self._begun = False
+
+    def again(self, phase: object) -> bool:
+        """Whether it begins anew with this one."""
+        anew = self._begun and phase in ("join", "stage")
+        self.earlier += anew
+        self._begun = phase != "join"
+        return anew
 
 
 def _event(line: dict[str, Any], rank: int | None, clean: Cleaner) -> RecordEvent | None:
@@ -111,12 +136,14 @@ def _add_sample(kept: list[SamplePoint], line: dict[str, Any]) -> None:
         kept[:-1] = [max(pair, key=lambda one: one.memory_bytes or 0.0) for pair in pairs]
 
 
-def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict[int, RankMetrics]:
+def _metrics(
+    folder: str, name: str, clean: Cleaner, missing: list[str], since_s: float
+) -> dict[int, RankMetrics]:
     found: dict[int, RankMetrics] = {}
     bad = Counter[str]()
-    for path, rank, _ in _rank_files(folder):
+    for path, rank, _ in rank_files(folder):
         try:
-            metrics, lines = read_metrics(path)
+            metrics, lines = read_metrics(path, since_s)
         except OSError as error:
             bad[str(error.strerror)] += 1
             continue
@@ -131,15 +158,19 @@ def _metrics(folder: str, name: str, clean: Cleaner, missing: list[str]) -> dict
     return found
 
 
-def _calls(folder: str, clean: Cleaner) -> tuple[dict[int, RankCalls], tuple[str, ...]]:
-    """From the summaries that muster_collectives writes: by rank of the world, over its groups;
-    and what carried them."""
+def _calls(
+    folder: str, clean: Cleaner, since_s: float
+) -> tuple[dict[int, RankCalls], tuple[str, ...]]:
+    """From the summaries that muster_collectives has written since then: by rank of the world, over
+    its groups; and what carried them."""
     calls: dict[int, RankCalls] = {}
     backends: dict[str, None] = {}
-    for path in _files(folder):
+    for path in files_in(folder):
         if not path.endswith(".json"):
             continue
         try:
+            if os.stat(path).st_mtime < since_s:
+                continue
             document = mapping(json.loads(tail(path, SUMMARY_BYTES)))
         except (OSError, ValueError, RecursionError):
             continue
@@ -163,7 +194,7 @@ def _calls(folder: str, clean: Cleaner) -> tuple[dict[int, RankCalls], tuple[str
 def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[int, str]:
     """Of each rank what it wrote last to stderr, or else to stdout."""
     tails: dict[int, str] = {}
-    for path, rank, kind in _rank_files(folder):
+    for path, rank, kind in rank_files(folder):
         if not wanted(rank) or (kind == "out" and tails.get(rank)):
             continue
         try:
@@ -177,7 +208,7 @@ def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[i
 
 def _stacks(folder: str, clean: Cleaner) -> dict[str, str]:
     found = {}
-    for path in list(_files(folder))[-4:]:
+    for path in list(files_in(folder))[-4:]:
         try:
             text = clean.text(tail(path, STACKS_BYTES), STACKS_BYTES)
         except OSError:
@@ -186,14 +217,16 @@ def _stacks(folder: str, clean: Cleaner) -> dict[str, str]:
     return found
 
 
-def _rank_files(folder: str) -> Iterator[tuple[str, int, str]]:
-    found = [(match, path) for path in _files(folder)
+def rank_files(folder: str) -> Iterator[tuple[str, int, str]]:
+    """Path, rank and ending of the files of ranks, in their order."""
+    found = [(match, path) for path in files_in(folder)
              if (match := _RANK_FILE.fullmatch(os.path.basename(path)))]  # fmt: skip
     for match, path in sorted(found, key=lambda one: (int(one[0][1]), one[0][2])):
         yield path, int(match[1]), match[2]
 
 
-def _files(folder: str) -> list[str]:
+def files_in(folder: str) -> list[str]:
+    """Sorted paths, of a bounded number; none where it cannot be read."""
     try:
         with os.scandir(folder) as entries:
             found = [entry.path for entry in entries if entry.is_file(follow_symlinks=False)]

@@ -18,7 +18,8 @@ from muster.report.values import Bucket, MetricSeries, ProgressPoint, RankMetric
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
 POINTS = 256  # of a rank's progress at least, where it has so many lines; twice that at most
-_NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
+NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
+MOST_COUNTED = 1_000  # of further ones, in a piece of a file
 
 
 class Reader:
@@ -26,11 +27,11 @@ class Reader:
 
     def __init__(self) -> None:
         self._lines = 0
-        self._first: tuple[float, float] | None = None  # time, step
-        self._last: tuple[float, float] | None = None
-        self._samples: tuple[float | None, float | None] = (None, None)
-        self._last_step: float | None = None
+        self._steps = _Pace()
+        self._samples = _Pace()
         self._series: dict[str, _Growing] = {}
+        self._left_out: set[str] = set()
+        self._stepped = 0  # lines with a step
         self._points: list[ProgressPoint] = []
         self._every = 1
         self._end: tuple[ProgressPoint, ...] = ()
@@ -38,60 +39,97 @@ class Reader:
     def take(self, entries: Sequence[dict[str, Any]]) -> None:
         if not entries:
             return
-        steps = [entry.get("step") for entry in entries]
-        if set(map(type, steps)) != {int}:
-            count = self._lines
-            steps = [count + at if number(s) is None else s for at, s in enumerate(steps)]
-        self._progress(entries, steps)
+        steps = self._steps_of(entries)
         self._lines += len(entries)
-        self._last_step = float(steps[-1] or 0)
-        self._time(entries[0], steps[0])
-        self._time(entries[-1], steps[-1])
+        self._samples.take("samples", entries)
         if isinstance(entries[0].get("values"), dict):
             entries = list(map(_values_of, entries))
-        names = {name for entry in (entries[0], entries[len(entries) // 2], entries[-1])
-                 for name in entry}  # fmt: skip
-        wanted = sorted(names.difference(_NO_VALUES))[:MOST_NAMES]
+        names = sorted(set().union(*entries).difference(NO_VALUES))
+        room = MOST_NAMES - len(self._series)
+        fresh = [name for name in names if name not in self._series]
+        self._left_out.update(fresh[room : room + MOST_COUNTED])
+        wanted = [name for name in names if name in self._series] + fresh[:room]
         for name, values in zip(wanted, _columns(entries, wanted), strict=True):
-            if name in self._series or len(self._series) < MOST_NAMES:
-                self._series.setdefault(name, _Growing()).take(steps, list(values))
+            self._series.setdefault(name, _Growing()).take(steps, list(values))
 
-    def _time(self, entry: dict[str, Any], step: object) -> None:
-        time_s, at = number(entry.get("t", entry.get("time"))), number(step)
-        if time_s is None or at is None:
-            return
-        if self._first is None:
-            self._first = time_s, at
-            self._samples = number(entry.get("samples")), None
-        self._last = time_s, at
-        self._samples = self._samples[0], number(entry.get("samples"))
+    def _steps_of(self, entries: Sequence[dict[str, Any]]) -> list[Any]:
+        """Of each entry; without one it is that of the entry before, and its line while there was
+        none at all."""
+        steps = [entry.get("step") for entry in entries]
+        last = self._steps.last
+        self._steps.take("step", entries)
+        if set(map(type, steps)) == {int}:
+            self._keep(entries)
+            return steps
+        self._keep([entry for entry in entries if number(entry.get("step")) is not None])
+        at = None if last is None else last[1]
+        for place, step in enumerate(steps):
+            if number(step) is not None:
+                at = step
+            else:
+                steps[place] = self._lines + place if at is None else at
+        return steps
 
-    def _progress(self, entries: Sequence[dict[str, Any]], steps: Sequence[Any]) -> None:
-        for at in range(-self._lines % self._every, len(entries), self._every):
-            self._points += _point(entries[at], steps[at])
+    def _keep(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Points of the progress, of entries that have a step."""
+        for at in range(-self._stepped % self._every, len(entries), self._every):
+            self._points += _progress(entries[at : at + 1])
+        self._stepped += len(entries)
         while len(self._points) > 2 * POINTS:
             del self._points[1::2]
             self._every *= 2
-        self._end = _point(entries[-1], steps[-1])
+        self._end = _progress(reversed(entries)) or self._end
 
     def metrics(self) -> RankMetrics:
-        rate = sample_rate = None
-        if self._first and self._last and self._last[0] > self._first[0]:
-            took_s = self._last[0] - self._first[0]
-            rate = (self._last[1] - self._first[1]) / took_s
-            before, after = self._samples
-            if before is not None and after is not None:
-                sample_rate = (after - before) / took_s
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
-        points = tuple(dict.fromkeys((*self._points, *self._end)))
-        return RankMetrics(self._lines, self._last_step, rate, sample_rate, series, points)
+        last = self._steps.last
+        return RankMetrics(
+            lines=self._lines,
+            last_step=None if last is None else last[1],
+            rate=self._steps.per_second(),
+            sample_rate=self._samples.per_second(),
+            series=series,
+            left_out=len(self._left_out),
+            points=tuple(dict.fromkeys((*self._points, *self._end))),
+        )
 
 
-def _point(entry: dict[str, Any], step: object) -> tuple[ProgressPoint, ...]:
-    time_s, at = number(entry.get("t", entry.get("time"))), number(step)
-    if time_s is None or at is None:
-        return ()
-    return (ProgressPoint(time_s, at, number(entry.get("samples"))),)
+class _Pace:
+    """What counts up: its first and its last value, with their times."""
+
+    def __init__(self) -> None:
+        self.last: tuple[float, float] | None = None  # time, value
+        self._first: tuple[float, float] | None = None
+
+    def take(self, key: str, entries: Sequence[dict[str, Any]]) -> None:
+        if self._first is None:
+            self._first = _point(key, entries)
+        self.last = _point(key, reversed(entries)) or self.last
+
+    def per_second(self) -> float | None:
+        """None where it counted anew: the job was started again."""
+        if self._first is None or self.last is None or self.last[0] <= self._first[0]:
+            return None
+        rate = (self.last[1] - self._first[1]) / (self.last[0] - self._first[0])
+        return rate if rate >= 0 else None
+
+
+def _point(key: str, entries: Iterable[dict[str, Any]]) -> tuple[float, float] | None:
+    """Time and value of the first entry that has it."""
+    for entry in entries:
+        time_s, value = number(entry.get("t", entry.get("time"))), number(entry.get(key))
+        if time_s is not None and value is not None:
+            return time_s, value
+    return None
+
+
+def _progress(entries: Iterable[dict[str, Any]]) -> tuple[ProgressPoint, ...]:
+    """How far it was at the first entry that has a step and a time; () where none has."""
+    for entry in entries:
+        found = _point("step", (entry,))
+        if found is not None:
+            return (ProgressPoint(*found, number(entry.get("samples"))),)
+    return ()
 
 
 def _values_of(entry: dict[str, Any]) -> dict[str, Any]:
@@ -169,9 +207,11 @@ class _Growing:
         return MetricSeries((*self._buckets, *rest), self._last, self._odd)
 
 
-def read_metrics(path: str) -> tuple[RankMetrics, int]:
-    """Of one rank, and how many lines could not be read. Raises OSError."""
+def read_metrics(path: str, since_s: float = 0.0) -> tuple[RankMetrics, int]:
+    """Of one rank since then, seconds since 1970, and how many lines could not be read. Raises
+    OSError."""
     lines, reader = Lines(path), Reader()
     for piece in lines.pieces():
-        reader.take(piece)
+        reader.take([one for one in piece if (number(one.get("time")) or since_s) >= since_s]
+                    if since_s else piece)  # fmt: skip
     return reader.metrics(), lines.bad

@@ -8,6 +8,7 @@ import re
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 
 from muster.report.archive import unpack
 from muster.report.cells import Cleaner, mapping, sequence, whole
@@ -38,26 +39,52 @@ class _Place(NamedTuple):
     hosts: tuple[str, ...]
 
 
+class OpenRecord(NamedTuple):
+    """A record whose files may still be read. `places`: folders that hold those of its
+    hosts; `folders`: of each host; `clean`: for the texts in its files."""
+
+    record: RunRecord
+    places: tuple[str, ...]
+    folders: Mapping[str, str]
+    clean: Cleaner
+
+
 def read_record(path: str, secrets: Mapping[str, object], live: bool = False) -> RunRecord:
     """The record at the path. `secrets`: names and values, of which those that look secret are
     masked wherever they stand. Raises NoRecord, and OSError where the path cannot be read."""
+    with open_record(path, secrets, live) as opened:
+        return opened.record
+
+
+@contextmanager
+def open_record(
+    path: str, secrets: Mapping[str, object], live: bool = False, traces: bool = False
+) -> Iterator[OpenRecord]:
+    """As `read_record`. `traces`: with what a trace needs besides, the files of profilers, and
+    without the metrics, which it reads line by line."""
     path = os.path.abspath(path)
     if os.path.isdir(path):
         os.listdir(path)  # a folder of another user: the error says so
-        return _read(path, path, secrets, live, [])
+        archive = os.path.join(path, "output.tar.gz")
+        if next(_places(path), None) or not os.path.isfile(archive):
+            yield _read(path, path, secrets, live, [], not traces)
+            return
+        path = archive
     with tempfile.TemporaryDirectory(prefix="muster-report-") as temp:
-        missing = unpack(path, temp)
-        return _read(temp, path, secrets, live, missing)
+        missing = unpack(path, temp, traces=traces)
+        yield _read(temp, path, secrets, live, missing, not traces)
 
 
 def _read(
-    path: str, said: str, secrets: Mapping[str, object], live: bool, missing: list[str]
-) -> RunRecord:
+    path: str,
+    said: str,
+    secrets: Mapping[str, object],
+    live: bool,
+    missing: list[str],
+    metrics: bool,
+) -> OpenRecord:
     places = list(_places(path))
     if not places:
-        archive = os.path.join(path, "output.tar.gz")
-        if os.path.isfile(archive):
-            return read_record(archive, secrets)
         why = f" ({missing[0].partition(':')[0]})" if missing else ""
         raise NoRecord(f"{said} has no record of muster{why}")
     hyperparameters = {
@@ -67,21 +94,26 @@ def _read(
     }
     clean = Cleaner(Masker.of(secrets, hyperparameters))
     summaries = [read_object(os.path.join(place.path, SUMMARY)) for place in places]
+    runs = [place.path for place, one in zip(places, summaries, strict=True) if _is_own(one)]
+    if len(runs) > 1:
+        names = listed(sorted(os.path.relpath(one, path) for one in runs), 5)
+        raise NoRecord(f"{said} has {len(runs)} runs: {names}")
     summary = mapping(clean.all(max(summaries, key=_worth)))
     command = [read_object(os.path.join(place.path, COMMAND)) for place in places]
     wanted = _wanted(summary)
     hosts: dict[str, HostRecord] = {}
+    folders: dict[str, str] = {}
     for place in places:
         for folder in place.hosts:
             name = clean.text(folder, 200)
             if name in hosts:
                 missing.append(f"{name}: two records of it, only the first is shown")
                 continue
-            full = os.path.join(place.path, folder)
-            hosts[name], lacking = read_host(full, name, clean, wanted)
+            full = folders[name] = os.path.join(place.path, folder)
+            hosts[name], lacking = read_host(full, name, clean, wanted, metrics)
             missing += lacking
     missing += _lacking(summary, hosts, live)
-    return RunRecord(
+    record = RunRecord(
         name=clean.text(summary.get("job")) or clean.text(os.path.basename(said)),
         summary=summary,
         command=tuple(clean.text(one) for one in sequence(command[0].get("argv"))),
@@ -90,10 +122,15 @@ def _read(
         live=live,
         read_at=time.time(),
     )
+    return OpenRecord(record, tuple(place.path for place in places), folders, clean)
 
 
 def _places(root: str) -> Iterator[_Place]:
-    """Folders that hold a summary or folders of hosts, the nearest to the root on each way."""
+    """Folders that hold a summary or folders of hosts, the nearest to the root on each way; the
+    one above the root, where that is the folder of a host."""
+    if _is_host(root):
+        yield _Place(os.path.dirname(root), (os.path.basename(root),))
+        return
     level, seen = [root], 0
     for _ in range(DEPTH + 1):
         below: list[str] = []
@@ -129,9 +166,14 @@ def _is_summary(path: str) -> bool:
     return "outcome" in read_object(path)
 
 
+def _is_own(summary: Mapping[str, object]) -> bool:
+    """Whether the leader has written it: a run has one of these."""
+    return bool(summary) and summary.get("complete") is not False
+
+
 def _worth(summary: Mapping[str, object]) -> tuple[bool, int]:
     """The leader's own is worth most."""
-    return summary.get("complete") is not False and bool(summary), len(summary)
+    return _is_own(summary), len(summary)
 
 
 def _wanted(summary: Mapping[str, object]) -> Callable[[int], bool]:

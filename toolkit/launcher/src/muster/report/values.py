@@ -55,13 +55,15 @@ class ProgressPoint(NamedTuple):
 
 class RankMetrics(NamedTuple):
     """What one rank reported. `rate`: steps per second from its first line to its last;
-    `sample_rate`: samples; `points`: on the way, the first and the last among them."""
+    `sample_rate`: samples. `left_out`: metrics beyond those that are kept. `points`: on the
+    way, the first and the last among them."""
 
     lines: int
     last_step: float | None
     rate: float | None
     sample_rate: float | None
     series: Mapping[str, MetricSeries]
+    left_out: int = 0
     points: tuple[ProgressPoint, ...] = ()
 
 

@@ -131,6 +131,7 @@ class _Reporter:
         self._points: deque[tuple[float, int]] = deque(maxlen=WINDOW)
         self._file: _File | None = None
         self._prints = True
+        self._pid = os.getpid()
 
     def report(self, step: int | None, line: str, fields: str) -> None:
         if step is not None:
@@ -142,7 +143,7 @@ class _Reporter:
         if file is None:
             file = self._open()
         if self._prints:
-            _say(line)
+            _say(line, os.getpid() != self._pid)
         file.append(fields)
 
     def progress(self) -> tuple[int, float | None] | None:
@@ -162,12 +163,22 @@ class _Reporter:
         return self._file
 
 
-def _say(line: str) -> None:
+def _say(line: str, forked: bool) -> None:
+    """`forked`: another thread may have held the lock of stdout then, which nobody opens here."""
     try:
+        if forked and _written(line):
+            return
         sys.stdout.write(line)
         sys.stdout.flush()
     except Exception:
         pass  # nobody reads, it is closed, there is none, or it is an object of the script's
+
+
+def _written(line: str) -> bool:
+    try:
+        return os.write(sys.stdout.fileno(), line.encode()) > 0
+    except OSError:  # io.UnsupportedOperation too: an object of the script's
+        return False
 
 
 class _File:

@@ -20,14 +20,18 @@ from muster.types.environment import (
 from muster.types.errors import LaunchError
 from muster.types.job import Job, Program
 from muster.types.machine import Machine
-from muster.types.run_files import COLLECTIVES, host_folder
+from muster.types.run_files import (
+    COLLECTIVES,
+    COLLECTIVES_VARIABLES,
+    host_folder,
+    of_an_outer_record,
+)
 
 # Never passed to a rank, a launcher or an installer: the job secret is among them, and a `train` or
 # `muster local` started by a script is to be a job of its own.
 _OURS_ALONE = "MUSTER_"
 # Made for one process of a job around this one.
 _OF_A_RANK = ("RANK_AGENT", RUN_FACTS)
-_COLLECTIVES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")
 _NAMES = ("LOGNAME", "USER", "LNAME", "USERNAME")  # where getpass.getuser() looks first
 
 
@@ -52,10 +56,11 @@ def of_children(environ: Mapping[str, str], folder: str) -> Environment:
 
 def without_own_variables(environ: Mapping[str, str]) -> dict[str, str]:
     """The environment without the variables of muster."""
+    outer = {*_OF_A_RANK, *of_an_outer_record(environ)}
     return {
         name: value
         for name, value in environ.items()
-        if not name.startswith(_OURS_ALONE) and name not in _OF_A_RANK
+        if not name.startswith(_OURS_ALONE) and name not in outer
     }
 
 
@@ -100,7 +105,7 @@ def _of_collectives(job: Job) -> dict[str, str]:
     """Where muster_collectives leaves what its groups did, and their last calls at a failure. It
     makes the folder, and does without where it cannot."""
     folder = host_folder(job)
-    return dict.fromkeys(_COLLECTIVES, os.path.join(folder, COLLECTIVES)) if folder else {}
+    return dict.fromkeys(COLLECTIVES_VARIABLES, os.path.join(folder, COLLECTIVES)) if folder else {}
 
 
 def _home(environ: Mapping[str, str], folder: str) -> dict[str, str]:

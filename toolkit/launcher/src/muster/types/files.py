@@ -4,8 +4,8 @@ not at all."""
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import IO, Any
 
 
 def find_program(folders: Iterable[str], name: str) -> str:
@@ -52,13 +52,18 @@ def read_object(path: str) -> dict[str, Any]:
 
 def write_whole(path: str, text: str) -> None:
     """Follows no link and waits for no reader, whatever lies at the path. Raises OSError."""
+    write_with(path, lambda file: file.write(text.encode()))
+
+
+def write_with(path: str, write: Callable[[IO[bytes]], object]) -> None:
+    """`write_whole` of what `write` writes into a file. Raises what that raises."""
     part = f"{path}.part"
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        with open(os.open(part, flags, 0o644), "w", encoding="utf-8") as file:
-            file.write(text)
+        with open(os.open(part, flags, 0o644), "wb") as file:
+            write(file)
         os.replace(part, path)
-    except OSError:
+    except BaseException:
         try:
             os.unlink(part)
         except OSError:

@@ -7,7 +7,10 @@ One layout everywhere, in a run folder as below `output/data` (docs/reference/re
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
+
+from muster.types.environment import RUN_FACTS
 
 if TYPE_CHECKING:
     from muster.types.job import Job
@@ -20,6 +23,7 @@ LOGS = "logs"
 STACKS = "stacks"
 METRICS = "metrics"
 COLLECTIVES = "collectives"
+COLLECTIVES_VARIABLES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")  # that name it
 CONTROL = "control"  # a socket
 OF_A_HOST = (EVENTS, LOGS, STACKS, METRICS, COLLECTIVES, CONTROL)
 
@@ -35,3 +39,11 @@ def host_folder(job: Job) -> str:
     """This host's folder in the record; "" for none."""
     folder = record_folder(job)
     return os.path.join(folder, job.cluster.me.name) if folder else ""
+
+
+def of_an_outer_record(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Variables that name a folder in the record of a job around this one."""
+    if RUN_FACTS not in environ:
+        return ()
+    found = ((name, environ.get(name, "")) for name in COLLECTIVES_VARIABLES)
+    return tuple(name for name, path in found if os.path.basename(path) == COLLECTIVES)

@@ -35,6 +35,10 @@ def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises UsageError where nothing answers."""
     found = control_client.find(args.run)
     answer = control_client.ask(found, Inquiry(STATE))
+    try:
+        control_client.count_here(found, answer["ranks"])
+    except (KeyError, TypeError):
+        pass  # another version: below it is said
     if args.json:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0
@@ -53,7 +57,7 @@ def _row(rank: Mapping[str, Any]) -> tuple[str, ...]:
     return (
         text_of(rank["host"]),
         str(int(rank["rank"])),
-        str(int(rank["pid"])),
+        "-" if rank["pid"] is None else str(int(rank["pid"])),
         "-" if step is None else str(int(step)),
         "-" if rate is None else f"{rate:.3g}",
         "-" if ended else f"{seconds(rank['silent_s'])} ago",

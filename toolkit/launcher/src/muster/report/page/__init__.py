@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import os
 from collections.abc import Callable, Sequence
 from importlib import resources
 
@@ -165,9 +164,3 @@ def _plain(value: float | None) -> str:
 
 def _percent(value: float) -> str:
     return f"{value:.1%}"
-
-
-def default_name(names: Sequence[str]) -> str:
-    """Of the file, in the current folder."""
-    plain = ["".join(c if c.isalnum() or c in "-_." else "-" for c in one)[:80] for one in names]
-    return os.path.join(os.curdir, f"report-{'-and-'.join(plain)}.html")

@@ -69,8 +69,11 @@ class Loop:
             self._new.add(fd)
         self._handlers[fd] = handler
 
-    def forget(self, fd: int) -> None:
-        """Stops watching `fd`; call it before closing."""
+    def forget(self, fd: int, handler: Callable[[int], None] | None = None) -> None:
+        """Stops watching `fd`; call it before closing. With a handler only if it is still that
+        one's: it may have been closed since, and be another's now."""
+        if handler is not None and self._handlers.get(fd) is not handler:
+            return
         if self._handlers.pop(fd, None) is not None:
             self._poll.unregister(fd)
 

@@ -154,6 +154,29 @@ def is_dying(pid: int) -> bool:
     return one.state in ("Z", "X") or bool(one.flags & _LEAVING) or coming
 
 
+def pids_inside(pid: int) -> dict[int, int] | None:
+    """Of the processes in the PID namespace of this one: PID as it counts there -> as it counts
+    here; None where these are the same."""
+    if len(_counted(pid)) < 2:
+        return None
+    inside, found = _namespace(pid), {}
+    for one in processes():
+        counted = _counted(one)
+        if len(counted) > 1 and inside and _namespace(one) == inside:
+            found[counted[-1]] = one
+    return found
+
+
+def _counted(pid: int) -> list[int]:
+    """The PIDs of a process, from the namespace of this one inwards."""
+    line = re.search(r"^NSpid:(.*)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
+    return [int(one) for one in line[1].split()] if line else []
+
+
+def _namespace(pid: int) -> str:
+    return link_target(f"/proc/{pid}/ns/pid")
+
+
 def waits_for(pid: int) -> str:
     """What the main thread is doing in the kernel, in words, such as `reading /data/7`; "" where it
     runs, waits for something that has no name, or may not be looked at."""

@@ -39,9 +39,10 @@ class HostDigest(NamedTuple):
 
 
 def fitting(digest: HostDigest, limit_bytes: int = DIGEST_BYTES) -> HostDigest:
-    """The digest, rounded, as far as it takes that many bytes of JSON. Where that is not all, the
-    ranks that stand out in a figure stay, those of each figure in turn; at worst none does."""
-    ranks = tuple(RankFigures(*map(_rounded, one)) for one in digest.ranks)
+    """The digest, rounded and without figures that cannot be, as far as it takes that many bytes of
+    JSON. Where that is not all, the ranks that stand out in a figure stay, those of each figure in
+    turn; at worst none does."""
+    ranks = tuple(RankFigures(*map(_sent, one)) for one in digest.ranks)
     room = limit_bytes - len(_json(HostDigest((), digest.left_out + len(ranks))))
     sizes = [len(_json(one)) + 1 for one in ranks]
     if sum(sizes) <= room:
@@ -61,7 +62,7 @@ def digest_from_json(value: Any) -> HostDigest:
     if not isinstance(ranks, list):
         raise TypeError("ranks that are no list")
     made = tuple(RankFigures(*one) for one in ranks)
-    if not _is_number(left_out, int) or not all(map(_is_sane, made)):
+    if not is_number(left_out, int) or not all(map(_is_sane, made)):
         raise ValueError("figures that cannot be")
     if len({one.rank for one in made}) < len(made):
         raise ValueError("a rank twice")
@@ -72,19 +73,22 @@ def _is_sane(figures: RankFigures) -> bool:
     counts = (figures.peak_memory_bytes, figures.steps)
     times = (figures.cpu_s, figures.rate, figures.waits_s)
     return (
-        _is_number(figures.rank, int)
-        and all(one is None or _is_number(one, int) for one in counts)
-        and all(one is None or _is_number(one, int, float) for one in times)
+        is_number(figures.rank, int)
+        and all(one is None or is_number(one, int) for one in counts)
+        and all(one is None or is_number(one, int, float) for one in times)
     )
 
 
-def _is_number(value: object, *types: type) -> bool:
+def is_number(value: object, *types: type) -> bool:
     """Of a type of these, which bool is not, and neither negative nor infinite."""
     return type(value) in types and 0 <= value < _MOST  # type: ignore[operator]
 
 
-def _rounded(value: Any) -> Any:
-    return round(value, 3) if isinstance(value, float) else value
+def _sent(value: Any) -> Any:
+    """Rounded; None for what the leader would not take."""
+    if not is_number(value, int, float):
+        return None
+    return round(value, 3) if type(value) is float else value
 
 
 def _telling(ranks: Sequence[RankFigures]) -> list[int]:

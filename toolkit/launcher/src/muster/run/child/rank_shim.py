@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 IGNORED = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGHUP, _signal.SIGUSR1, _signal.SIGUSR2)
 SHARED = b"MUSTER_SHARED"
 AGENT = b"RANK_AGENT"  # of an order: the script shall have its agent
+HIGH = 1000  # from here on are an agent's descriptors, if the script may have so many
+HIGH_TRIES = 64
 PREFIX = "muster-"  # of the name of a supervisor's private folder
 SOCKET = "s"  # in it
 PR_SET_CHILD_SUBREAPER = 36
@@ -107,6 +109,30 @@ def agent_ends() -> tuple[int, ...]:
     return made[0], made[2], made[1], made[3]
 
 
+def agent_words(pid: int, agent: tuple[int, ...]) -> bytes:
+    """`<pid>:<fd>,<fd>`, then device and inode of each: a shell that becomes Python may have opened
+    a file of its own at such a number."""
+    facts = [os.fstat(fd) for fd in agent]
+    numbers = [*agent, *(number for one in facts for number in (one.st_dev, one.st_ino))]
+    return b"%d:%b" % (pid, b",".join(b"%d" % number for number in numbers))
+
+
+def high(fd: int) -> int:
+    """The descriptor under a high number, or as it was: what a shell script opens as 9 and hands to
+    its Python (`exec 9>lock`) is not to be taken for the agent's."""
+    for number in range(HIGH, HIGH + HIGH_TRIES):
+        try:
+            os.fstat(number)
+        except OSError:
+            try:
+                os.dup2(fd, number)
+            except OSError:
+                break  # beyond the limit
+            os.close(fd)
+            return number
+    return fd
+
+
 def close(descriptors: "Iterable[int]") -> None:
     for fd in descriptors:
         os.close(fd)
@@ -133,10 +159,11 @@ def start(
             os.dup2(errors, 2)
             for number in (*IGNORED, _signal.SIGPIPE, _signal.SIGXFSZ):
                 _signal.signal(number, _signal.SIG_DFL)
+            agent = tuple(map(high, agent))
             for fd in agent:
                 os.set_inheritable(fd, True)
             if agent:
-                environ[AGENT] = b"%d:%d,%d" % (os.getpid(), *agent)
+                environ[AGENT] = agent_words(os.getpid(), agent)
             os.chdir(cwd)
             os.execvpe(argv[0], argv, environ)
         except OSError as error:

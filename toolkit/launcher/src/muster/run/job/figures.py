@@ -54,6 +54,6 @@ class Figures:
         def read() -> HostDigest:
             sampler.end()
             waits = waits_in(collectives, self._began) if waited else {}
-            return digest_of(ranks, sampler, metrics, waits)
+            return digest_of(ranks, sampler, metrics, waits, self._began)
 
         in_time(self._loop, lambda: digest_of(ranks, sampler), read, done)

@@ -74,6 +74,11 @@ class AgentLink:
         if not round_.answers:
             self._loop.post(lambda: done({}))
 
+    def moved_bytes(self, rank: int) -> int:
+        """What its agent has read and written so far, as far as it was heard; from any thread."""
+        agent = self._agents.get(rank)
+        return agent.moved if agent is not None else 0
+
     def _agent_of(self, rank: int) -> _Agent | None:
         handle = self._handle_of(rank)
         if handle is None or handle.agent < 0 or not handle.pid or handle.ended:
@@ -113,6 +118,7 @@ class _Agent:
 
     def __init__(self, loop: Loop, handle: ShimHandle) -> None:
         self.handle = handle
+        self.moved = 0  # bytes, to and from it
         self._loop = loop
         self._open: dict[int, _Question] = {}
         self._count = 0
@@ -143,7 +149,7 @@ class _Agent:
         question = _Question(what, min(now + SIGNAL_AFTER_S, ends_s), ends_s, take)
         self._open[self._count] = question
         try:
-            os.write(self.handle.agent, f"{self._count} {what.words}\n".encode())
+            self.moved += os.write(self.handle.agent, f"{self._count} {what.words}\n".encode())
         except OSError:
             pass  # it has let very many unanswered, or is gone: both show
 
@@ -157,6 +163,7 @@ class _Agent:
         data = _read(self.handle.agent)
         if data is None:
             return
+        self.moved += len(data)
         self._gone = not data
         self._inbox += data
         *lines, rest = self._inbox.split(b"\n")
@@ -212,8 +219,10 @@ class _Agent:
         pid, number = self.handle.pid, self._signal
         if number <= 0 or state_of(pid) not in ("R", "S", "D") or not catches(pid, number):
             return
-        while _read(self.handle.agent_dump):
-            pass  # of an earlier one that came too late
+        while data := _read(self.handle.agent_dump):
+            self.moved += len(data)  # of an earlier one that came too late
+        if data is not None:
+            return  # the script has closed it, and may have a file of its own under that number
         self._dump.clear()
         self._quiet = 0
         with suppress(OSError):  # the handler does not wait for room, so it should have enough
@@ -224,6 +233,7 @@ class _Agent:
         had = len(self._dump)
         while len(self._dump) < ANSWER_BYTES and (data := _read(self.handle.agent_dump)):
             self._dump += data
+            self.moved += len(data)
         self._quiet = 0 if len(self._dump) > had else self._quiet + bool(had)
         if self._quiet < QUIET_TICKS:
             return

@@ -285,6 +285,13 @@ def connected(folder: str, limit_s: float) -> socket.socket:
     return sock
 
 
+def listener_pid(folder: str, limit_s: float = REQUEST_S) -> int:
+    """The process that listens there, as it counts here; 0 where it cannot be seen from here.
+    Raises OSError."""
+    with connected(folder, limit_s) as sock:
+        return _other_end(sock)[0]
+
+
 def ask(folder: str, request: Inquiry, limit_s: float = 2 * REQUEST_S) -> dict[str, Any]:
     """The answer of the host whose record's folder it is. Raises OSError, ValueError for an
     answer that is none."""
@@ -306,6 +313,11 @@ def ask(folder: str, request: Inquiry, limit_s: float = 2 * REQUEST_S) -> dict[s
 
 def _asker(sock: socket.socket) -> int:
     """The user of the other end."""
+    return _other_end(sock)[1]
+
+
+def _other_end(sock: socket.socket) -> tuple[int, int]:
+    """Its process and its user."""
     data = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _pid, uid, _gid = _CREDENTIALS.unpack(data)
-    return int(uid)
+    pid, uid, _gid = _CREDENTIALS.unpack(data)
+    return pid, uid

@@ -14,17 +14,18 @@ class GuardedLoop(Loop):
     def __init__(self, loop: Loop, failed: Callable[[Exception], None]) -> None:
         self._loop = loop
         self._failed = failed
-        self._watched: set[int] = set()
+        self._watched: dict[int, Callable[[int], None]] = {}
         self._over = False
 
     def watch(self, fd: int, handler: Callable[[int], None], write: bool = False) -> None:
         if not self._over:
-            self._watched.add(fd)
-            self._loop.watch(fd, lambda events: self.guard(lambda: handler(events)), write)
+            guarded = self._watched[fd] = lambda events: self.guard(lambda: handler(events))
+            self._loop.watch(fd, guarded, write)
 
-    def forget(self, fd: int) -> None:
-        self._watched.discard(fd)
-        self._loop.forget(fd)
+    def forget(self, fd: int, handler: Callable[[int], None] | None = None) -> None:
+        guarded = self._watched.pop(fd, handler)
+        if guarded is not None:  # else it is another's by now
+            self._loop.forget(fd, guarded)
 
     def after(self, delay_s: float, call: Callable[[], None]) -> Timer:
         return self._loop.after(delay_s, lambda: self.guard(call))

@@ -31,7 +31,8 @@ IDLE_BYTES_PER_S = 4096  # what polling threads move counts for nothing
 
 
 class _Activity(NamedTuple):
-    """What the process tree of a rank had used so far, at `at_s`."""
+    """What the process tree of a rank had used so far, at `at_s`, but for what its agent moved:
+    to be asked is no work."""
 
     at_s: float
     cpu_s: float
@@ -100,7 +101,7 @@ class LocalLooks:
         subjects = self._subjects(self._ranks())
 
         def run() -> None:
-            used = _used(subjects)
+            used = _used(subjects, self._agents_bytes)
             self._loop.post(lambda: self._noted(used, done))
 
         self._start(run)
@@ -135,11 +136,15 @@ class LocalLooks:
 
         def run() -> None:
             found = sampler.look(subjects)
-            used = _used(all_of_them)
+            used = _used(all_of_them, self._agents_bytes)
             self._loop.post(lambda: self._noted(used, lambda: look.seen(found)))
 
         if not subjects or not self._start(run):
             look.seen({})
+
+    def _agents_bytes(self, rank: int) -> int:
+        link = self._link
+        return link.moved_bytes(rank) if link is not None else 0
 
     def _noted(self, used: Mapping[int, _Activity], then: Callable[[], None]) -> None:
         self._note(used)
@@ -216,7 +221,7 @@ def _heard_s(rank: Rank) -> float:
     return max(rank.began_s, rank.watcher.heard_s)
 
 
-def _used(subjects: Sequence[Subject]) -> dict[int, _Activity]:
+def _used(subjects: Sequence[Subject], agents_bytes: Callable[[int], int]) -> dict[int, _Activity]:
     """Of the tree of each rank, by the same reading as a sample's."""
     table = procfs.processes()
     below = procfs.trees(table, [one.shim_pid or one.pid for one in subjects])
@@ -225,7 +230,7 @@ def _used(subjects: Sequence[Subject]) -> dict[int, _Activity]:
         pids = {one.pid, *below[one.shim_pid or one.pid]}
         alive = [table[pid] for pid in pids if pid in table]
         cpu_s = sum(stat.cpu_s + stat.children_cpu_s for stat in alive)
-        moved = sum(map(procfs.moved_bytes, pids))
+        moved = sum(map(procfs.moved_bytes, pids)) - agents_bytes(one.rank)
         found[one.rank] = _Activity(time.monotonic(), cpu_s, moved)
     return found
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 
 from muster.run.base.loop import Loop
-from muster.run.channel.digest import HostDigest, RankFigures
+from muster.run.channel.digest import HostDigest, RankFigures, is_number
 from muster.run.observe.sampler import Sampler
 
 READ_S = 0.3  # later the end of the job is not held up
@@ -22,16 +23,17 @@ def digest_of(
     sampler: Sampler,
     metrics: str = "",
     waits_s: Mapping[int, float] = MappingProxyType({}),
+    since_s: float = 0.0,
 ) -> HostDigest:
     """The figures of these ranks, in their order: what the sampler saw, `waits_s` in collectives,
-    and the steps that they left in the folder `metrics` ("" for none), of which it reads at most
-    LAST_BYTES a rank."""
+    and the steps that they left in the folder `metrics` ("" for none) since then, of which it reads
+    at most LAST_BYTES a rank."""
     found = []
     for rank in ranks:
         sample = sampler.last.get(rank)
         cpu_s = sample.cpu_s if sample is not None else None
         path = os.path.join(metrics, f"rank-{rank}.jsonl")
-        steps, rate = steps_in(path) if metrics else (None, None)
+        steps, rate = steps_in(path, since_s) if metrics else (None, None)
         peak = sampler.peak_bytes.get(rank)
         found.append(RankFigures(rank, cpu_s, peak, steps, rate, waits_s.get(rank)))
     return HostDigest(tuple(found))
@@ -65,17 +67,19 @@ def in_time(
     loop.after(READ_S, lambda: end(at_once))
 
 
-def steps_in(path: str) -> tuple[int | None, float | None]:
+def steps_in(path: str, since_s: float = 0.0) -> tuple[int | None, float | None]:
     """The last step that a file of metrics has, and steps per second over its last lines. Lines
-    that cannot be read, such as one that was cut, are left out."""
+    that cannot be read, such as one that was cut, are left out, and those from before `since_s`,
+    seconds since the epoch: of an earlier start of the container."""
     points = []
     for line in _last_lines(path)[-RATE_LINES:]:
         try:
             entry = json.loads(line)
             time_s, step = float(entry["time"]), entry["step"]
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             continue
-        if isinstance(step, int):
+        if math.isfinite(time_s) and time_s >= since_s and is_number(step, int):
+            # scripts write here, too
             points.append((time_s, step))
     if not points:
         return None, None

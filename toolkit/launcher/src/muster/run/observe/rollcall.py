@@ -93,10 +93,11 @@ class _Roll:
         return f"rank {rank} ({host})" if host and self._names_hosts else f"rank {rank}"
 
     def tells(self, ranks: Sequence[int]) -> str:
-        """What each of the ranks does; of many the first."""
+        """What each of the ranks does; of many the first, and how many there are more."""
         said = [f"{self.name(rank)} {self._does(rank)}" for rank in ranks[:NAMED]]
         more = len(ranks) - NAMED
-        return ", ".join(said) + (f" and {more} more ranks have not come" if more > 0 else "")
+        rest = f" and {more} more rank{'s' if more > 1 else ''}" if more > 0 else ""
+        return ", ".join(said) + rest
 
     def _does(self, rank: int) -> str:
         look = self.by_rank.get(rank)
@@ -188,6 +189,9 @@ def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
         f"{of_ranks(root.at)} {verb} in {call_in_words(root.call, roll.world)}"
         f"{roll.place(root.at)} since {seconds(root.age_s)}; {roll.tells(own)}"
     )
+    late = len(own) - NAMED
+    if late > 0:
+        sentence += f" ha{'ve' if late > 1 else 's'} not come"
     others = len(waiting) - len(root.at)
     if others > 0:
         sentence += f"; {others} more rank{'s wait' if others > 1 else ' waits'} behind these"

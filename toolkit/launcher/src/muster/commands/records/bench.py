@@ -9,8 +9,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from muster.arguments import Parser, UsageError, one_of, whole_number
-from muster.commands.pages.report import add_price, read, scale_report
 from muster.commands.parser import INTERRUPTED_EXIT_CODE
+from muster.commands.records.report import add_price, read, scale_report
 from muster.local.api.jobs import RunningJob
 from muster.local.api.result import Result
 from muster.local.preparation import MOST_RANKS

@@ -8,7 +8,8 @@ import gc
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from muster.arguments import Parser, UsageError, number
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
 
     text = _made(lambda: page.comparison_page(comparison, runs) if comparison else
                  page.page(runs[0]))  # fmt: skip
-    path = args.output or page.default_name([one.name for one in runs])
+    path = args.output or default_name("report", [one.name for one in runs], ".html")
     _write(path, text)
     _say(comparison.verdict if comparison else runs[0].verdict, path)
     for line in [line for one in runs for line in one.missing][:SHOWN_MISSING]:
@@ -111,7 +112,7 @@ def scale_report(
         return 0
     from muster.report import page
 
-    path = args.output or page.default_name([f"scale-{figures.name}"])
+    path = args.output or default_name("report-scale", [figures.name], ".html")
     _write(path, _made(lambda: page.scale_page(figures)))
     _say(figures.verdict, path)
     for name, why in figures.left_out.items():
@@ -143,10 +144,18 @@ def _write(path: str, text: str) -> None:
     try:
         if os.path.isdir(path):
             raise IsADirectoryError(21, "it is a folder", path)
+        if os.path.exists(path) and not os.path.isfile(path):  # not replaced: /dev/stdout, a pipe
+            raise FileExistsError(17, "it is no regular file", path)
         write_whole(path, text)
     except OSError as error:
         why = f"{path} cannot be written: {error.strerror or error}"
         raise UsageError(why, "name another file with --output FILE") from None
+
+
+def default_name(prefix: str, names: Sequence[str], ending: str) -> str:
+    """Of a file about runs, in the current folder."""
+    plain = ["".join(c if c.isalnum() or c in "-_." else "-" for c in one)[:80] for one in names]
+    return os.path.join(os.curdir, f"{prefix}-{'-and-'.join(plain)}{ending}")
 
 
 def _say(verdict: RunVerdict, path: str) -> None:
@@ -159,9 +168,16 @@ def _say(verdict: RunVerdict, path: str) -> None:
 
 def read(name: str) -> RunRecord:
     """The record that the name means. Raises UsageError."""
-    path, live = _place(name)
+    path, live = place_of(name)
+    with reading(name):
+        return read_record(path, os.environ, live)
+
+
+@contextmanager
+def reading(name: str) -> Iterator[None]:
+    """What goes wrong with the record of that name becomes a UsageError with its fix."""
     try:
-        return read_record(path, _secrets(), live)
+        yield
     except NoRecord as error:
         fix = "name a run folder, output/data/muster of a job, or its output.tar.gz"
         raise UsageError(str(error), fix) from None
@@ -172,7 +188,7 @@ def read(name: str) -> RunRecord:
         raise UsageError(f"{name} cannot be read: {runfolder.in_words(error)}", fix) from None
 
 
-def _place(name: str) -> tuple[str, bool]:
+def place_of(name: str) -> tuple[str, bool]:
     """The folder or archive that the name means, and whether its run goes on. Raises UsageError."""
     try:
         found = history.find_run(name)
@@ -181,7 +197,3 @@ def _place(name: str) -> tuple[str, bool]:
         if not os.path.exists(name):
             raise
         return name, False
-
-
-def _secrets() -> Mapping[str, str]:
-    return os.environ

@@ -1,1 +1,0 @@
-"""Commands that make a page of what runs did."""
