@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.generated_records import Made, write_record
+from tests.launcher.support.scale_records import Costs, write_size
 from tests.support.browser import look_at
 
 pytestmark = pytest.mark.dev
@@ -58,6 +59,21 @@ def test_the_page_is_whole_in_every_view_and_loads_nothing(tmp_path: Path, kind:
             assert "Rank 1 on algo-1 failed: ValueError: the batch is empty" in seen["text"]
             assert STALL in seen["text"]
     assert size < (120_000 if kind in ("succeeded", "failed") else 400_000)
+
+
+def test_the_page_of_scaling_needs_no_script_and_loads_nothing(tmp_path: Path) -> None:
+    sizes = {1: Costs(0.1), 2: Costs(0.1, wait_s=0.01), 16: Costs(0.1, wait_s=0.03, talk_s=0.02)}
+    names = [write_size(str(tmp_path / f"n{n}"), n, costs, HOSTILE) for n, costs in sizes.items()]
+    page = report(tmp_path, "--scale", *names, "--price", 3.06)
+    for seen in look_at(page, "scale"):
+        assert seen["errors"] == [], seen["how"]
+        assert seen["requests"] == [page.as_uri()], seen["how"]
+        assert seen.get("hostile") is None
+        assert seen.get("faint", []) == [], seen["how"]
+        assert seen.get("too_wide", 0) == 0, seen["how"]
+        for word in ("67% of the ideal rate", "base 1 rank", "muster collectives (native)"):
+            assert word in seen["text"], seen["how"]
+    assert page.stat().st_size < 40_000
 
 
 def test_a_real_run_has_a_page(tmp_path: Path) -> None:

@@ -110,6 +110,7 @@ def test_metrics_that_are_reported_now_and_then_or_without_a_step_are_there(tmp_
     assert found.sample_rate == pytest.approx(160.0)
     assert [one.step for one in found.series["val_loss"].buckets] == [290, 690]
     assert [one.step for one in found.series["accuracy"].buckets] == [990]
+    assert [one.step for one in found.points] == [at * 10 for at in range(100)]
 
 
 def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:

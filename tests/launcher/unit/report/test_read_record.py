@@ -11,8 +11,12 @@ from pathlib import Path
 import pytest
 
 from muster.report.archive import UnpackLimits, unpack
+from muster.report.cells import Cleaner
 from muster.report.figures import as_json, figures_of
+from muster.report.host import read_host
 from muster.report.read import NoRecord, read_record
+from muster.report.values import RankCalls
+from muster.types.masking import Masker
 from tests.launcher.support.generated_records import Made, as_lines, write_record
 
 SMALL = Made(steps=20, seconds=30)
@@ -68,6 +72,23 @@ def test_of_a_container_that_was_started_again_the_last_start_is_shown(
     twice = read_record(str(record), {})
     assert twice.missing == ("algo-1: 1 earlier start of its container",)
     assert twice._replace(missing=(), read_at=0.0) == once._replace(read_at=0.0)
+
+
+def test_calls_of_an_earlier_start_are_left_out(tmp_path: Path) -> None:
+    folder = tmp_path / "algo-1"
+    (folder / "collectives").mkdir(parents=True)
+    for at, time_s in enumerate((1_000.0, 2_000.0)):
+        calls = {"rank": 0, "global_ranks": [0, 1], "wait_s": 1.0 + at, "time_s": 4.0 + at,
+                 "transport": ("sockets", "native")[at]}  # fmt: skip
+        path = folder / "collectives" / f"collectives-world-0-{at}.json"
+        path.write_text(json.dumps(calls))
+        os.utime(path, (time_s, time_s))
+    starts = [{"t": at, "time": at, "kind": "phase", "name": name}
+              for at, name in ((900, "stage"), (950, "watch"), (1_900, "stage"))]  # fmt: skip
+    (folder / "events.jsonl").write_text(as_lines(starts))
+    host, _ = read_host(str(folder), "algo-1", Cleaner(Masker(())), lambda _: True)
+    assert host.calls == {0: RankCalls(2.0, 5.0)}
+    assert host.backends == ("muster collectives (native)",)
 
 
 def test_a_folder_of_several_runs_is_not_taken_for_one(record: Path) -> None:

@@ -33,6 +33,7 @@ commands:
   stop     end a run that runs, with time for its ranks to save
   report   one page: what a run did, why it ended so, what to do; or two runs compared
   trace    a run as a trace for Perfetto, with what torch.profiler wrote
+  bench    run a program in several sizes, and say how it scales
   doctor   check this machine and print the fix for each finding
   sbom     list all packages of this image or machine (CycloneDX)
   sdk      print what a SageMaker client passes: metric-definitions
@@ -64,11 +65,12 @@ COMMANDS = {  # its module
     "stop": "muster.commands.live.stop",
     "report": "muster.commands.records.report",
     "trace": "muster.commands.records.trace",
+    "bench": "muster.commands.records.bench",
     "doctor": "muster.commands.doctor",
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",
 }
-OF_SCRIPTS = ("local", "plan")  # arguments of a script may come after `--`
+OF_SCRIPTS = ("local", "plan", "bench")  # arguments of a script may come after `--`
 
 
 def main(argv: list[str]) -> int:

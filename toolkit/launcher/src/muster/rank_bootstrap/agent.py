@@ -37,6 +37,8 @@ THREADS = 256
 NAME_LETTERS = 400  # of a file or function
 REST_S = 1.0  # for how long a fork or the end of the interpreter waits for an answer under way
 GONE_TRIES = 1000
+HIGH = 1000  # from here on are its descriptors, if the rank may have so many
+HIGH_TRIES = 64
 
 
 class Agent:
@@ -48,7 +50,7 @@ class Agent:
         self._folder = folder
         self._has_signal = has_signal
         # a pipe, of which the thread notices that a script has closed it
-        self._wake, self._waker = os.pipe()
+        self._wake, self._waker = map(high, os.pipe())
         os.set_blocking(self._wake, False)
         os.set_blocking(self._waker, False)
         self._mine = {one: identity(one) for one in (fd, dump, self._wake, self._waker)}
@@ -197,6 +199,20 @@ def identity(fd: int) -> "tuple[int, int] | None":
     except OSError:
         return None
     return found.st_dev, found.st_ino
+
+
+def high(fd: int) -> int:
+    """The descriptor under a high number, or as it was: scripts look at the low ones, and close
+    them."""
+    for number in range(HIGH, HIGH + HIGH_TRIES):
+        if identity(number) is None:
+            try:
+                os.dup2(fd, number, inheritable=False)
+            except OSError:
+                break  # beyond the limit
+            os.close(fd)
+            return number
+    return fd
 
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":

@@ -29,6 +29,7 @@ def join(one: socket.socket, other: socket.socket) -> None:
 
 
 def carry(source: socket.socket, target: socket.socket) -> None:
+    """Until the source ends; the other direction may still have something to say."""
     try:
         while data := source.recv(1 << 16):
             target.sendall(data)

@@ -37,6 +37,8 @@ def begin(mode: str, rank: str, folder: str) -> None:
 
 
 def wait_for_debugger(folder: str) -> None:
+    """Raises RuntimeError without debugpy, and what listening raises: the caller knows whether the
+    rank may go on all the same."""
     try:
         import debugpy
     except ImportError:

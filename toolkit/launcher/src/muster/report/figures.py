@@ -95,7 +95,7 @@ class RunFigures(NamedTuple):
 
 
 def figures_of(record: RunRecord) -> RunFigures:
-    summary = {**record.summary, **_outcome_of_events(record)}
+    summary = {**record.summary, **outcome_of_events(record)}
     aligned = align(record.hosts, leader_of(summary))
     phases = tuple(phase_spans(record, aligned))
     ranks = _ranks(record, aligned)
@@ -141,7 +141,7 @@ def figures_of(record: RunRecord) -> RunFigures:
     )  # fmt: skip
 
 
-def _outcome_of_events(record: RunRecord) -> Mapping[str, object]:
+def outcome_of_events(record: RunRecord) -> Mapping[str, object]:
     """What any host recorded of the end, where the leader left no summary of its own."""
     if record.summary.get("outcome") and record.summary.get("complete") is not False:
         return {}
@@ -289,8 +289,15 @@ def _rank(
         steps=metrics.last_step if metrics else number(figures.get("steps")),
         rate=metrics.rate if metrics and metrics.rate else number(figures.get("rate")),
         sample_rate=metrics.sample_rate if metrics else None,
-        waits_s=host.waits_s.get(rank, number(figures.get("waits_s"))) if host else None,
+        waits_s=_waits(host, rank, figures),
     )
+
+
+def _waits(host: HostRecord | None, rank: int, figures: Mapping[str, object]) -> float | None:
+    if host is None:
+        return None
+    calls = host.calls.get(rank)
+    return calls.wait_s if calls else number(figures.get("waits_s"))
 
 
 def _ranks_of(host: HostRecord) -> set[int]:

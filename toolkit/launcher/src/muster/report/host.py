@@ -12,7 +12,7 @@ from typing import Any
 from muster.report.cells import Cleaner, mapping, number, sequence, whole
 from muster.report.lines import Lines, tail
 from muster.report.metrics import read_metrics
-from muster.report.values import HostRecord, RankMetrics, RecordEvent, SamplePoint
+from muster.report.values import HostRecord, RankCalls, RankMetrics, RecordEvent, SamplePoint
 from muster.types.names import counted
 from muster.types.run_files import COLLECTIVES, EVENTS, LOGS, METRICS, STACKS
 
@@ -33,6 +33,7 @@ def read_host(
     log is read; `metrics`: theirs, too. Raises nothing: what cannot be read is missing."""
     missing: list[str] = []
     events, samples, since_s = _events(os.path.join(folder, EVENTS), name, clean, missing)
+    calls, backends = _calls(os.path.join(folder, COLLECTIVES), clean, since_s)
     host = HostRecord(
         name=name,
         events=events,
@@ -40,7 +41,8 @@ def read_host(
         metrics=_metrics(os.path.join(folder, METRICS), name, clean, missing, since_s)
         if metrics
         else {},
-        waits_s=_waits(os.path.join(folder, COLLECTIVES), since_s),
+        calls=calls,
+        backends=backends,
         tails=_tails(os.path.join(folder, LOGS), clean, wanted),
         stacks=_stacks(os.path.join(folder, STACKS), clean),
     )
@@ -156,9 +158,13 @@ def _metrics(
     return found
 
 
-def _waits(folder: str, since_s: float) -> dict[int, float]:
-    """From the summaries that muster_collectives writes: rank of the world -> seconds."""
-    waits: dict[int, float] = {}
+def _calls(
+    folder: str, clean: Cleaner, since_s: float
+) -> tuple[dict[int, RankCalls], tuple[str, ...]]:
+    """From the summaries that muster_collectives has written since then: by rank of the world, over
+    its groups; and what carried them."""
+    calls: dict[int, RankCalls] = {}
+    backends: dict[str, None] = {}
     for path in files_in(folder):
         if not path.endswith(".json"):
             continue
@@ -173,9 +179,16 @@ def _waits(folder: str, since_s: float) -> dict[int, float]:
         if rank is None or waited is None:
             continue
         own = whole(members[rank]) if 0 <= rank < len(members) else rank
-        if own is not None:
-            waits[own] = waits.get(own, 0.0) + waited
-    return waits
+        if own is None:
+            continue
+        before, time_s = calls.get(own, RankCalls(0.0, 0.0)), number(document.get("time_s"))
+        known = time_s is not None and before.time_s is not None
+        calls[own] = RankCalls(
+            before.wait_s + waited, (before.time_s or 0.0) + (time_s or 0.0) if known else None
+        )
+        if transport := clean.text(document.get("transport"), 40):
+            backends[f"muster collectives ({transport})"] = None
+    return calls, tuple(sorted(backends)[:4])
 
 
 def _tails(folder: str, clean: Cleaner, wanted: Callable[[int], bool]) -> dict[int, str]:

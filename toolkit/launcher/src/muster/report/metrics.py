@@ -13,10 +13,11 @@ from typing import Any
 
 from muster.report.cells import any_number, number
 from muster.report.lines import Lines
-from muster.report.values import Bucket, MetricSeries, RankMetrics
+from muster.report.values import Bucket, MetricSeries, ProgressPoint, RankMetrics
 
 BUCKETS = 400  # of one series at least, where it has so many steps; twice that at most
 MOST_NAMES = 40
+POINTS = 256  # of a rank's progress at least, where it has so many lines; twice that at most
 NO_VALUES = ("schema", "t", "time", "step", "samples", "values", "rank", "host", "every", "lost")
 MOST_COUNTED = 1_000  # of further ones, in a piece of a file
 
@@ -30,6 +31,10 @@ class Reader:
         self._samples = _Pace()
         self._series: dict[str, _Growing] = {}
         self._left_out: set[str] = set()
+        self._stepped = 0  # lines with a step
+        self._points: list[ProgressPoint] = []
+        self._every = 1
+        self._end: tuple[ProgressPoint, ...] = ()
 
     def take(self, entries: Sequence[dict[str, Any]]) -> None:
         if not entries:
@@ -54,7 +59,9 @@ class Reader:
         last = self._steps.last
         self._steps.take("step", entries)
         if set(map(type, steps)) == {int}:
+            self._keep(entries)
             return steps
+        self._keep([entry for entry in entries if number(entry.get("step")) is not None])
         at = None if last is None else last[1]
         for place, step in enumerate(steps):
             if number(step) is not None:
@@ -63,11 +70,28 @@ class Reader:
                 steps[place] = self._lines + place if at is None else at
         return steps
 
+    def _keep(self, entries: Sequence[dict[str, Any]]) -> None:
+        """Points of the progress, of entries that have a step."""
+        for at in range(-self._stepped % self._every, len(entries), self._every):
+            self._points += _progress(entries[at : at + 1])
+        self._stepped += len(entries)
+        while len(self._points) > 2 * POINTS:
+            del self._points[1::2]
+            self._every *= 2
+        self._end = _progress(reversed(entries)) or self._end
+
     def metrics(self) -> RankMetrics:
         series = {name: one.series() for name, one in self._series.items() if one.has_values}
         last = self._steps.last
-        return RankMetrics(self._lines, None if last is None else last[1], self._steps.per_second(),
-                           self._samples.per_second(), series, len(self._left_out))  # fmt: skip
+        return RankMetrics(
+            lines=self._lines,
+            last_step=None if last is None else last[1],
+            rate=self._steps.per_second(),
+            sample_rate=self._samples.per_second(),
+            series=series,
+            left_out=len(self._left_out),
+            points=tuple(dict.fromkeys((*self._points, *self._end))),
+        )
 
 
 class _Pace:
@@ -97,6 +121,15 @@ def _point(key: str, entries: Iterable[dict[str, Any]]) -> tuple[float, float] |
         if time_s is not None and value is not None:
             return time_s, value
     return None
+
+
+def _progress(entries: Iterable[dict[str, Any]]) -> tuple[ProgressPoint, ...]:
+    """How far it was at the first entry that has a step and a time; () where none has."""
+    for entry in entries:
+        found = _point("step", (entry,))
+        if found is not None:
+            return (ProgressPoint(*found, number(entry.get("samples"))),)
+    return ()
 
 
 def _values_of(entry: dict[str, Any]) -> dict[str, Any]:

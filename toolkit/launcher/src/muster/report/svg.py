@@ -37,7 +37,7 @@ def timeline(figures: RunFigures) -> list[TimelineLane]:
     if not end or not (figures.phases or any(one.begins_s is not None for one in figures.ranks)):
         return []
     ticks = _ticks(end)
-    lanes = [TimelineLane("", "axis", _svg(16, (_tick(at, end) for at in ticks)))]
+    lanes = [TimelineLane("", "axis", drawing(16, (_tick(at, end) for at in ticks)))]
     many = len(figures.ranks) > MANY
     for host in _hosts(figures)[:MOST_HOSTS]:
         phases = [one for one in figures.phases if one.host == host]
@@ -96,7 +96,7 @@ def _host(
         bars.append(f'<g class="mark m-{_name(kind)}"><title>{escape(title)}</title>'
                     f'<line x1="{x}" x2="{x}" y1="0" y2="{ROW}"/>'
                     f'<circle cx="{x}" cy="{ROW // 2}" r="4"/></g>')  # fmt: skip
-    return _svg(ROW, [*_grid(ticks, end, ROW), *bars])
+    return drawing(ROW, [*_grid(ticks, end, ROW), *bars])
 
 
 def _ranks(ranks: Sequence[RankRow], end: float, ticks: Sequence[float], height: int) -> str:
@@ -111,7 +111,7 @@ def _ranks(ranks: Sequence[RankRow], end: float, ticks: Sequence[float], height:
         parts.append(_bar(begins, ends, end, height - 1, f"r-{kind}", title, at * height))
         if height == ROW:
             parts.append(_ending(one, kind, ends, end))
-    return _svg(height * len(ranks), parts)
+    return drawing(height * len(ranks), parts)
 
 
 def _ending(one: RankRow, kind: str, ends: float, end: float) -> str:
@@ -155,7 +155,7 @@ def _ticks(end: float) -> list[float]:
     return [round(step * at, 6) for at in range(int(end / step) + 1)]
 
 
-def _svg(height: int, parts: Iterable[str]) -> str:
+def drawing(height: int, parts: Iterable[str]) -> str:
     return f'<svg width="100%" height="{height}" aria-hidden="true">{"".join(parts)}</svg>'
 
 

@@ -45,9 +45,18 @@ class MetricSeries(NamedTuple):
     odd_step: float | None
 
 
+class ProgressPoint(NamedTuple):
+    """How far a rank was. `time_s`: since 1970 by its host; `samples`: None where not reported."""
+
+    time_s: float
+    step: float
+    samples: float | None
+
+
 class RankMetrics(NamedTuple):
     """What one rank reported. `rate`: steps per second from its first line to its last;
-    `sample_rate`: samples. `left_out`: metrics beyond those that are kept."""
+    `sample_rate`: samples. `left_out`: metrics beyond those that are kept. `points`: on the
+    way, the first and the last among them."""
 
     lines: int
     last_step: float | None
@@ -55,17 +64,27 @@ class RankMetrics(NamedTuple):
     sample_rate: float | None
     series: Mapping[str, MetricSeries]
     left_out: int = 0
+    points: tuple[ProgressPoint, ...] = ()
+
+
+class RankCalls(NamedTuple):
+    """A rank in muster's collectives, all of its run: seconds in calls, and of these waiting for
+    other ranks. `time_s` None where the summary does not say it."""
+
+    wait_s: float
+    time_s: float | None
 
 
 class HostRecord(NamedTuple):
-    """One host's part of a record. `waits_s`: rank -> seconds that it waited in collectives;
+    """One host's part of a record. `calls`: by rank; `backends`: what carried them, in words;
     `tails`: rank -> the last lines of its log; `stacks`: file -> its beginning."""
 
     name: str
     events: tuple[RecordEvent, ...] = ()
     samples: Mapping[int, tuple[SamplePoint, ...]] = {}
     metrics: Mapping[int, RankMetrics] = {}
-    waits_s: Mapping[int, float] = {}
+    calls: Mapping[int, RankCalls] = {}
+    backends: tuple[str, ...] = ()
     tails: Mapping[int, str] = {}
     stacks: Mapping[str, str] = {}
 

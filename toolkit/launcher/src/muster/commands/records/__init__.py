@@ -1,1 +1,1 @@
-"""Commands that read the record of a run."""
+"""Commands that read records of runs."""

@@ -27,10 +27,12 @@ class DebugRequest(NamedTuple):
 
     @property
     def option(self) -> str:
+        """As the person wrote it."""
         return {WAIT: "--debug", PDB: "--pdb", HOLD: "--debug-on-failure"}[self.mode]
 
     @property
     def who(self) -> str:
+        """In sentences. Which rank --debug-on-failure will hold, nobody knows before."""
         return "the rank that failed first" if self.rank is None else f"rank {self.rank}"
 
     @property

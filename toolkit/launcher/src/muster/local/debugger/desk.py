@@ -57,6 +57,7 @@ class Desk:
         )
 
     def start(self) -> None:
+        """The thread is a daemon: it may be reading the terminal when the command is to end."""
         target = self._serve if self._listener is not None else self._lend_terminal
         threading.Thread(target=target, name="debugger", daemon=True).start()
 
@@ -80,6 +81,8 @@ class Desk:
         return ""
 
     def _serve(self) -> None:
+        """Every connection to the port becomes one to the rank, for as long as the run lasts: an
+        editor may leave and come back. One that comes after the rank has ended is closed."""
         assert self._listener is not None
         host = self._found()
         if not host:
@@ -111,6 +114,8 @@ class Desk:
                 threading.Thread(target=_carry, args=(source, target), daemon=True).start()
 
     def _lend_terminal(self) -> None:
+        """What is typed goes to the rank, what it prompts to standard error; once, since a terminal
+        has one reader. The end of the input is passed on, for `(Pdb)` to end as anywhere."""
         host = self._found()
         if not host:
             return
@@ -134,6 +139,7 @@ def _carry(source: socket.socket, target: socket.socket) -> None:
 
 
 def _hang_up(sock: socket.socket) -> None:
+    """No more comes from here; the other direction goes on."""
     try:
         sock.shutdown(socket.SHUT_WR)
     except OSError:
@@ -149,6 +155,7 @@ def _writer(fd: int) -> Callable[[bytes], object]:
 
 
 def _copy(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> None:
+    """Until nothing more comes, or nobody takes it any more."""
     try:
         while data := read(1 << 12):
             write(data)

@@ -8,10 +8,11 @@ import json
 from collections.abc import Callable, Sequence
 from importlib import resources
 
-from muster.report import svg
+from muster.report import scale_svg, svg
 from muster.report.charts import Chart
 from muster.report.compare import Comparison
 from muster.report.figures import RankRow, RunFigures, as_json
+from muster.report.scale import KINDS, REASONS, ScaleFigures
 from muster.report.verdict import duration, size
 from muster.version import __version__
 
@@ -38,35 +39,36 @@ def comparison_page(comparison: Comparison, runs: Sequence[RunFigures]) -> str:
     return _render(f"{runs[0].name} and {runs[1].name}", runs, comparison)
 
 
-def _render(title: str, runs: Sequence[RunFigures], comparison: Comparison | None) -> str:
-    try:
-        from jinja2 import Environment, StrictUndefined
-    except ImportError:
-        raise NoJinja from None
-
-    environment = Environment(
-        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+def scale_page(figures: ScaleFigures) -> str:
+    """The page of one program at several sizes; without script. Raises NoJinja."""
+    style = _file("page.css")
+    return _fill(
+        "scale.html",
+        title=f"scaling of {figures.name}",
+        policy=_policy(style, []),
+        style=style,
+        version=__version__,
+        figures=figures,
+        kinds=KINDS,
+        reasons=REASONS,
+        drawing=scale_svg,
     )
-    environment.filters.update(duration=_or_dash(duration), size=_or_dash(size), plain=_plain)
+
+
+def _render(title: str, runs: Sequence[RunFigures], comparison: Comparison | None) -> str:
     drawn = runs[0].charts if comparison is None else comparison.charts
     has_charts = bool(drawn)
     style = _file("page.css") + (_file("uplot.css") if has_charts else "")
     scripts = [_file("uplot.js"), _file("page.js")] if has_charts else []
-    policy = "; ".join([
-        "default-src 'none'",
-        f"style-src {_hash(style)}",
-        f"script-src {' '.join(map(_hash, scripts)) or _NONE}",
-        "base-uri 'none'",
-        "form-action 'none'",
-    ])  # fmt: skip
-    return environment.from_string(_file("page.html")).render(
+    return _fill(
+        "page.html",
         title=title,
         runs=runs,
         comparison=comparison,
         charts=drawn,
         style=style,
         scripts=scripts,
-        policy=policy,
+        policy=_policy(style, scripts),
         data=embedded([as_json(chart) for chart in drawn]),
         timeline=svg.timeline,
         hidden_hosts=svg.hidden_hosts,
@@ -81,6 +83,35 @@ def _render(title: str, runs: Sequence[RunFigures], comparison: Comparison | Non
         most_ranks=MOST_RANKS,
         version=__version__,
     )
+
+
+def _fill(name: str, **values: object) -> str:
+    try:
+        from jinja2 import Environment, FunctionLoader, StrictUndefined
+    except ImportError:
+        raise NoJinja from None
+
+    environment = Environment(
+        loader=FunctionLoader(_file),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(
+        duration=_or_dash(duration), size=_or_dash(size), plain=_plain, percent=_or_dash(_percent)
+    )
+    return environment.get_template(name).render(values).lstrip()
+
+
+def _policy(style: str, scripts: Sequence[str]) -> str:
+    return "; ".join([
+        "default-src 'none'",
+        f"style-src {_hash(style)}",
+        f"script-src {' '.join(map(_hash, scripts)) or _NONE}",
+        "base-uri 'none'",
+        "form-action 'none'",
+    ])  # fmt: skip
 
 
 _NONE = "'none'"
@@ -129,3 +160,7 @@ def _plain(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _percent(value: float) -> str:
+    return f"{value:.1%}"
