@@ -40,6 +40,18 @@ def test_a_shell_entry_point_gets_values_unparsed(cluster: Make) -> None:
     assert job.run()["algo-1"].out == "--value|a b;'$HOME\"|"
 
 
+@pytest.mark.parametrize("asked", ["wait:0", "pdb:0", "hold", "hint"])
+def test_no_rank_is_debugged_without_muster_local(cluster: Make, asked: str) -> None:
+    script = (
+        "import os, sys\n"
+        "print(sys.breakpointhook is sys.__breakpointhook__)\n"
+        "print(sys.excepthook is sys.__excepthook__)\n"
+        "print('debugpy' in sys.modules, os.fstat(0).st_rdev == os.stat(os.devnull).st_rdev)\n"
+    )
+    result = cluster(script, hosts=1, environ={"MUSTER_DEBUG": asked}).run()["algo-1"]
+    assert (result.code, result.out.split()) == (0, ["True", "True", "False", "True"])
+
+
 def test_output_is_passed_byte_for_byte(cluster: Make) -> None:
     job = cluster(
         "import sys\n"

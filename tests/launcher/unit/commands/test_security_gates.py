@@ -67,7 +67,9 @@ def test_no_source_runs_or_loads_what_is_not_ours() -> None:
     # the user's own script, in the process that is to run it
     runner = [line for line in found if line.startswith("rank_bootstrap/python_main.py: line ")]
     assert [line.rpartition(" ")[2] for line in runner] == ["exec()", "compile()"]
-    assert [line for line in found if line not in runner] == []
+    # where a person at a terminal of `muster local` types what is to run, see `--pdb`
+    typed = ["rank_bootstrap/debugging.py: import of pdb"]
+    assert [line for line in found if line not in (*runner, *typed)] == []
 
 
 @pytest.mark.parametrize(

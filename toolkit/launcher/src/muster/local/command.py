@@ -72,6 +72,26 @@ def add_arguments(parser: Parser) -> None:
         "slow:rank=3:50%%@5s, cut:algo-1/algo-2@5s+5s, stop@30s, random:seed=7 (@: after all "
         "ranks run, +: for so long); repeatable",
     )
+    parser.add_argument(
+        "--debug",
+        metavar="RANK[:PORT]",
+        action="append",
+        default=[],
+        help="that rank waits for a debugger (debugpy) on 127.0.0.1, port 5678 or a free one; no "
+        "time limits",
+    )
+    parser.add_argument(
+        "--debug-on-failure",
+        action="store_true",
+        help="the rank that fails first with an exception is held, with its frames, for a debugger",
+    )
+    parser.add_argument(
+        "--pdb",
+        metavar="RANK",
+        action="append",
+        default=[],
+        help="that rank gets the terminal, for breakpoint(); no time limits",
+    )
     add_options(parser)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
+from muster.types.debug import HINT
 from muster.types.run_files import of_an_outer_record
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ _RUN_VARIABLES = (
     "MUSTER_KEEP_SPELLING",
     "MUSTER_ISOLATION",
     "MUSTER_SOURCE_DIR",
+    "MUSTER_DEBUG",
 )
 
 
@@ -91,6 +93,11 @@ def run_variables(backend: Backend, hosts: Mapping[str, str]) -> dict[str, str]:
         "MUSTER_SOURCE_DIR": request.source_dir,
         "MUSTER_JOB_SECRET": os.urandom(32).hex(),
     }
+    variables["MUSTER_DEBUG"] = HINT
+    if request.debug is not None:
+        from muster.local.debugger.asked import LIMITS_OFF
+
+        variables.update(LIMITS_OFF, MUSTER_DEBUG=request.debug.setting)
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
         variables.update(_ports(backend), MUSTER_HOST_ADDRESSES=listed)

@@ -35,6 +35,8 @@ from muster.types.run_files import SUMMARY
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from muster.local.faults.injector import Landing
     from muster.local.faults.spec import Fault
 
@@ -48,6 +50,7 @@ class _Ready(NamedTuple):
     backend: Backend
     groups: tuple[str, ...]
     faults: tuple[Fault, ...] = ()
+    debug_port: socket | None = None
 
 
 def launch(
@@ -108,6 +111,7 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     try:
         backend = choose(request, folder, keys, screen.say)
         faults = preparation.settled_faults(request, keys, backend.name)
+        debug_port = preparation.settle_debug(request, keys, backend.name)
         preparation.pack_source(request, folder, signals.check)
         groups = backend.groups()
         signals.check()
@@ -129,7 +133,7 @@ def _prepare(request: Request, argv: Sequence[str], screen: Screen, signals: Sig
     screen.say(f"muster local: {request.program} on {hosts}, record in {where}")
     for fault in faults:
         screen.say(f"muster local: --fault {fault.spec}")
-    return _Ready(backend, groups, faults)
+    return _Ready(backend, groups, faults, debug_port)
 
 
 def _tell_differences(backend: Backend, screen: Screen) -> None:
@@ -146,7 +150,7 @@ def _tell_differences(backend: Backend, screen: Screen) -> None:
 
 
 def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | None) -> int:
-    backend, groups, faults = ready
+    backend, groups, faults, debug_port = ready
     request, folder = backend.request, backend.folder
     began = time.monotonic()
     try:
@@ -166,8 +170,15 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
 
         injector = arm(backend, faults, orders, hosts)
         injector.start()
+    desk = None
+    if request.debug is not None:
+        from muster.local.debugger.desk import Desk
+
+        desk = Desk(request.debug, debug_port, backend)
+        screen.clear()  # a person types here, or reads what does not move
+        desk.start()
     session = HostSession(
-        signals, hosts, progress, tail, screen, timeout, stop_limit_s(request), injector
+        signals, hosts, progress, tail, screen, timeout, stop_limit_s(request), injector, desk
     )
     reports: Sequence[Landing] = ()
     try:
@@ -175,6 +186,8 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
     finally:
         if injector is not None:
             reports = injector.close()
+        if desk is not None:
+            desk.close()
         hosts.close(0 if session.ending.abandoned else LIMIT_S)
         caches.release(in_use)
         tail.close()

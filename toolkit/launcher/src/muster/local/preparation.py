@@ -20,6 +20,8 @@ from muster.types.errors import ConfigError
 from muster.types.run_files import LOGS
 
 if TYPE_CHECKING:
+    from socket import socket
+
     from muster.local.faults.spec import Fault
 
 MOST_RANKS = 4  # for each processor, unless --oversubscribe is given
@@ -67,16 +69,35 @@ def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) ->
     if not request.faults:
         return ()
     from muster.local.faults.plan import settle
-    from muster.types.distribution import Single
 
     if request.model_plan:
         raise UsageError("--fault needs a job: --model-plan runs none", "leave out one of them")
-    # without a number of processes a device each may get a rank
+    ranks, exact = known_ranks(request, keys)
+    return settle(request.faults, request.host_names, ranks, exact, isolation)
+
+
+def settle_debug(request: Request, keys: Mapping[str, str], isolation: str) -> socket | None:
+    """The port for --debug, if that is asked for and can be. Raises UsageError."""
+    if request.debug is None:
+        return None
+    from muster.local.debugger.asked import check_debug
+    from muster.local.debugger.desk import listen
+
+    if request.model_plan:
+        why = f"{request.debug.option} needs a job: --model-plan runs none"
+        raise UsageError(why, "leave out one of them")
+    check_debug(request.debug, *known_ranks(request, keys), isolation)
+    return listen(request.debug)
+
+
+def known_ranks(request: Request, keys: Mapping[str, str]) -> tuple[int, bool]:
+    """`asked_ranks`, and whether it is exact: without a number of processes a device each may get
+    a rank."""
+    from muster.types.distribution import Single
+
     option = asked_distribution(request, keys)
     given = (getattr(option, name, None) for name in ("processes", "processes_per_host"))
-    exact = isinstance(option, Single) or any(given)
-    ranks = asked_ranks(request, keys)
-    return settle(request.faults, request.host_names, ranks, exact, isolation)
+    return asked_ranks(request, keys), isinstance(option, Single) or any(given)
 
 
 def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:

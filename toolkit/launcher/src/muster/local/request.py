@@ -18,6 +18,7 @@ from muster.types.shown import parse_ranks
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
+    from muster.local.debugger.asked import DebugRequest
     from muster.local.faults.spec import Fault
 
 MAX_HOSTS = 100
@@ -67,6 +68,7 @@ class Request(NamedTuple):
     module: str = ""  # which `program` starts; that file is not in the source folder
     model_plan: bool = False  # see `model_plan.planned`
     faults: tuple[Fault, ...] = ()  # done to the job, see `faults.spec`
+    debug: DebugRequest | None = None  # of one rank
 
     @property
     def host_names(self) -> tuple[str, ...]:
@@ -137,6 +139,7 @@ def read_request(args: argparse.Namespace) -> Request:
         verbose=args.verbose,
         ranks=check_ranks(args.ranks),
         faults=check_faults(getattr(args, "fault", ()), hosts),
+        debug=check_debug(args),
     )
 
 
@@ -253,6 +256,17 @@ def check_faults(texts: Sequence[str], hosts: int) -> tuple[Fault, ...]:
     from muster.local.faults.plan import read_faults
 
     return read_faults(texts, host_names(hosts))
+
+
+def check_debug(args: argparse.Namespace) -> DebugRequest | None:
+    """What --debug, --debug-on-failure and --pdb ask for. Raises UsageError."""
+    debug, pdb = getattr(args, "debug", ()), getattr(args, "pdb", ())
+    on_failure = getattr(args, "debug_on_failure", False)
+    if not (debug or pdb or on_failure):
+        return None
+    from muster.local.debugger.asked import read_debug
+
+    return read_debug(debug, pdb, args.timeout, on_failure)
 
 
 def check_ranks(text: str | None) -> str:

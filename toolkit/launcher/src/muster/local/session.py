@@ -18,6 +18,7 @@ from muster.local.signals import Signals
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
+    from muster.local.debugger.desk import Desk
     from muster.local.faults.injector import Injector
 
 TICK_S = 0.1
@@ -49,7 +50,8 @@ class Timeout(NamedTuple):
 class HostSession:
     """One run of hosts, from their start to the last exit status.
 
-    `stop_limit_s`: from SIGTERM until SIGKILL to a host. `faults`: who does faults to the job.
+    `stop_limit_s`: from SIGTERM until SIGKILL to a host. `faults`: who does faults to the job;
+    `desk`: who has a rank debugged.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class HostSession:
         timeout: Timeout | None,
         stop_limit_s: float,
         faults: Injector | None = None,
+        desk: Desk | None = None,
     ) -> None:
         self._signals = signals
         self._hosts = hosts
@@ -71,6 +74,7 @@ class HostSession:
         self._stop_limit_s = stop_limit_s
         self._timeout = timeout
         self._faults = faults
+        self._desk = desk
         self._kill_at: float | None = None
         self._killed_at = 0.0
         self._streams = {stream.fd: stream for stream in hosts.streams}
@@ -160,8 +164,9 @@ class HostSession:
             self._kill(f"hosts did not end within {self._stop_limit_s:g} s")
 
     def _hear_faults(self) -> None:
-        while self._faults and self._faults.said:
-            self._screen.say(f"muster local: {self._faults.said.popleft()}")
+        for other in (self._faults, self._desk):
+            while other and other.said:
+                self._screen.say(f"muster local: {other.said.popleft()}")
         while self._faults and self._faults.stops:
             spec = self._faults.stops.popleft()
             if not self.ending.by:

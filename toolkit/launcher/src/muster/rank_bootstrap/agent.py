@@ -1,7 +1,8 @@
 """The agent in a rank's Python: a thread that says where the rank is when the supervisor asks.
 
 One line of `muster-agent.pth` runs this file before the script, only in the process that RANK_AGENT
-names as `<pid>:<fd>,<fd>,...`: what the rank starts has none. It imports nothing of muster by name,
+names as `<pid>:<fd>,<fd>,...`: what the rank starts has none. Under `muster local` a space and how
+the rank is debugged follow, see `debugging.py`. It imports nothing of muster by name,
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
@@ -27,7 +28,7 @@ from select import POLLIN, POLLOUT, poll
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from types import FrameType
+    from types import FrameType, ModuleType, TracebackType
 
 VARIABLE = "RANK_AGENT"
 NUMBER = _signal.SIGRTMIN + 5
@@ -215,15 +216,22 @@ def high(fd: int) -> int:
 
 
 def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
-    """The function of that file; by its path, for a script's modules may have any name."""
+    """The function of that file."""
+    found: Callable[[], list[dict[str, object]]] = loaded("muster_rank_calls", path).calls
+    return found
+
+
+def loaded(name: str, path: str) -> "ModuleType":
+    """The file as a module; by its path, for a script's modules may have any name."""
     import _frozen_importlib as importing
     import _frozen_importlib_external as loaders
 
-    loader = loaders.SourceFileLoader("muster_rank_calls", path)
-    module = importing.module_from_spec(importing.ModuleSpec(loader.name, loader, origin=path))
+    loader = loaders.SourceFileLoader(name, path)
+    spec = importing.ModuleSpec(loader.name, loader, origin=path)
+    spec.has_location = True
+    module: ModuleType = importing.module_from_spec(spec)
     loader.exec_module(module)
-    found: Callable[[], list[dict[str, object]]] = module.calls
-    return found
+    return module
 
 
 def stacks_of(of_all: bool) -> "list[str]":
@@ -297,9 +305,20 @@ def quoted(text: str) -> str:
 
 
 def start() -> None:
-    """Starts the agent of this process. Never raises."""
+    """Starts this process's agent, then what `muster local` asks for beside it. Never raises."""
+    numbers, _, debug = os.environ.pop(VARIABLE, "").partition(" ")
+    start_agent(numbers)
     try:
-        _, _, descriptors = os.environ.pop(VARIABLE).partition(":")
+        if debug:
+            debug_as_asked(*debug.split(" ", 2))
+    except Exception:  # the script runs without
+        pass
+
+
+def start_agent(words: str) -> None:
+    """Never raises."""
+    try:
+        _, _, descriptors = words.partition(":")
         fd, dump, *facts = map(int, descriptors.split(","))
         if [*(identity(fd) or ()), *(identity(dump) or ())] != facts:
             return  # files of the script's own have their numbers
@@ -318,6 +337,43 @@ def start() -> None:
         atexit.register(agent.rest)
     except Exception:  # no descriptors, no thread, no /proc: the script runs without
         pass
+
+
+def debug_as_asked(mode: str, rank: str, folder: str) -> None:
+    """Of `muster local` alone. A hint costs nothing until a `breakpoint()` needs it."""
+
+    def debugging() -> "ModuleType":
+        return loaded("muster_rank_debugging", os.path.dirname(__file__) + "/debugging.py")
+
+    def say_how(*arguments: object, **named: object) -> object:
+        if is_unanswered():
+            debugging().say_how(rank)
+        return sys.__breakpointhook__(*arguments, **named)
+
+    if mode == "hold":
+        own, earlier = os.getpid(), sys.excepthook
+
+        def hold(kind: type, error: BaseException, trace: "TracebackType | None") -> None:
+            earlier(kind, error, trace)
+            if os.getpid() == own and isinstance(error, Exception):
+                debugging().hold(rank, folder, error, trace)
+
+        sys.excepthook = hold
+        mode = "hint"
+    if mode not in ("hint", "pass"):
+        debugging().begin(mode, rank, folder)
+    elif "PYTHONBREAKPOINT" not in os.environ and sys.breakpointhook is sys.__breakpointhook__:
+        sys.breakpointhook = say_how if mode == "hint" else lambda *_arguments, **_named: None
+
+
+def is_unanswered() -> bool:
+    """Whether pdb would read the null device at a `breakpoint()`: the script has no other input,
+    no other debugger (pytest and the like put theirs into pdb), and did not say otherwise."""
+    setter = getattr(sys.modules.get("pdb"), "set_trace", None)
+    if "PYTHONBREAKPOINT" in os.environ or getattr(setter, "__module__", "pdb") != "pdb":
+        return False
+    null = os.stat(os.devnull)
+    return sys.stdin is sys.__stdin__ and identity(0) == (null.st_dev, null.st_ino)
 
 
 MAIN = _thread.get_ident()  # of the thread that runs the script

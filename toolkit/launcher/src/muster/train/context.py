@@ -13,9 +13,11 @@ from muster.run.job.supervisor import Output
 from muster.train.network_identity import NetworkIdentity, find_network_identity
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines
+from muster.types.debug import Debug
 from muster.types.distribution import Distribution, Mpi
 from muster.types.errors import ConfigError, MusterError
 from muster.types.job import Job, Settings
+from muster.types.run_files import host_folder
 from muster.types.values import NamedTuple
 from muster.version import __version__
 
@@ -49,7 +51,10 @@ def part_of(
     around = Surroundings(job.settings.isolation, job.settings.source, shm_bytes=shm_bytes())
     where = job.cluster, job.settings, job.deadlines
     made = _context(where, job.id, _agreed(job), network, memory, around)
-    return Part(made._replace(throttled_s=cgroups.throttled_s), work)
+    debug = Debug()
+    if job.settings.isolation:  # a host of `muster local`
+        debug = job.settings.debug._replace(folder=host_folder(job))
+    return Part(made._replace(throttled_s=cgroups.throttled_s, debug=debug), work)
 
 
 def _refusal(environ: Mapping[str, str], error: ConfigError, output: Output) -> Part | None:

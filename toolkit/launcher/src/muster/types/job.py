@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines
+from muster.types.debug import Debug
 from muster.types.distribution import Distribution
 from muster.types.shown import Shown
 from muster.types.values import NamedTuple
@@ -68,6 +69,7 @@ class Settings(NamedTuple):
     ps_port: int | None = None  # the first port of parameter servers; None: the framework's own
     worker_port: int | None = None  # the first port of TensorFlow's workers
     isolation: str = ""  # of `muster local`, which starts this host; "" elsewhere
+    debug: Debug = Debug()  # MUSTER_DEBUG, of `muster local`; without a folder
     source: str = ""  # the user's folder that `muster local` took the code from
     tf_chief: str = "chief"  # chief | master: what TF_CONFIG calls the first worker
 

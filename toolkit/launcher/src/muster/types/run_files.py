@@ -25,7 +25,8 @@ METRICS = "metrics"
 COLLECTIVES = "collectives"
 COLLECTIVES_VARIABLES = ("COLLECTIVES_FLIGHT_DIR", "COLLECTIVES_SUMMARY_DIR")  # that name it
 CONTROL = "control"  # a socket
-OF_A_HOST = (EVENTS, LOGS, STACKS, METRICS, COLLECTIVES, CONTROL)
+DEBUGGER = "debugger"  # a socket of the rank that is debugged
+OF_A_HOST = (EVENTS, LOGS, STACKS, METRICS, COLLECTIVES, CONTROL, DEBUGGER)
 
 
 def record_folder(job: Job) -> str:

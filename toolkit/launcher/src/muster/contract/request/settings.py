@@ -11,6 +11,7 @@ from typing import Any
 from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.hyperparameters import check_argument
 from muster.types.deadlines import RANGES, variable
+from muster.types.debug import Debug, parse_debug
 from muster.types.job import Settings
 from muster.types.names import did_you_mean
 from muster.types.plain import short
@@ -160,6 +161,18 @@ def _secret(environ: Mapping[str, str], name: str, default: str, findings: Findi
     return secret
 
 
+def _debug(environ: Mapping[str, str], name: str, default: Debug, findings: Findings) -> Debug:
+    text = environ.get(name)
+    if not text:
+        return default
+    try:
+        return parse_debug(text)
+    except ValueError as error:
+        fix = f"unset {name}: `muster local --debug RANK` sets it"
+        findings.problem(name, f"{error}, got {short(text)}", fix)
+        return default
+
+
 _port = _integer("expected a port from 1 to 65535", 65_535)
 _folder = _path("an absolute path")
 _SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
@@ -193,6 +206,7 @@ _SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
     "ps_port": ("MUSTER_PS_PORT", _port),
     "worker_port": ("MUSTER_WORKER_PORT", _port),
     "isolation": ("MUSTER_ISOLATION", _choice("netns", "process", "docker")),
+    "debug": ("MUSTER_DEBUG", _debug),
     "source": ("MUSTER_SOURCE_DIR", _folder),
     "tf_chief": ("MUSTER_TF_CHIEF", _choice("chief", "master")),
 }

@@ -16,6 +16,8 @@ from muster.local.record.layout import (
     COMMAND,
     FRESH_MODEL,
     FRESH_SOURCE,
+    HELD,
+    LAUNCH,
     MARK,
     MODEL,
     SOURCE,
@@ -25,7 +27,7 @@ from muster.types.values import NamedTuple
 
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
 _OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", COMMAND,
-            os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL)  # fmt: skip
+            os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL, LAUNCH, HELD)  # fmt: skip
 _OWN_HOST = (*OF_A_HOST, "opt", "site")
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")
 _OWN_OUTPUT = ("data", "failure", "failure.earlier", "success", ".muster-reserve")

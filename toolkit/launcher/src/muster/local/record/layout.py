@@ -7,5 +7,7 @@ MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
 FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
 COMMAND = "command.json"
+LAUNCH = "launch.json"  # for an editor's debugger
+HELD = "held"  # which rank a debugger held at its failure; `rank_bootstrap/debugging.py` makes it
 MODEL = "model"
 FRESH_MODEL = ".model.new"  # while it is gathered

@@ -145,9 +145,11 @@ def start(
     output: int,
     errors: int,
     agent: tuple[int, ...] = (),
+    debug: bytes = b"",
 ) -> tuple[int, int]:
     """Forks and executes; returns (pid, 0) or (pid, errno of the step that failed). `agent`: what
-    the script's Python may answer by; the variable names the one process that it is meant for."""
+    the script's Python may answer by; the variable names the one process that it is meant for.
+    `debug` ends it."""
     failed_r, failed_w = os.pipe()
     pid = os.fork()
     if pid == 0:
@@ -163,7 +165,7 @@ def start(
             for fd in agent:
                 os.set_inheritable(fd, True)
             if agent:
-                environ[AGENT] = agent_words(os.getpid(), agent)
+                environ[AGENT] = agent_words(os.getpid(), agent) + debug
             os.chdir(cwd)
             os.execvpe(argv[0], argv, environ)
         except OSError as error:
@@ -390,10 +392,11 @@ def main() -> int:
     argv, entries = order[3 : 3 + count], order[3 + count :]
     environ = {name: value for name, _, value in (entry.partition(b"=") for entry in entries)}
     shared = environ.pop(SHARED, b"")
-    if environ.pop(AGENT, None) is None:
+    debug = environ.pop(AGENT, None)
+    if debug is None:
         close(agent[2:])
         agent = ()
-    code = run(sock, argv, environ, order[1], (out_w, err_w, *agent[2:]))
+    code = run(sock, argv, environ, order[1], (out_w, err_w, *agent[2:]), debug or b"")
     if code == GONE:
         tidy(path, shared)
     return code
@@ -420,6 +423,7 @@ def run(
     environ: dict[bytes, bytes],
     cwd: bytes,
     descriptors: tuple[int, ...],
+    debug: bytes = b"",
 ) -> int:
     """Starts the script and watches it to the end; this process's exit code. `descriptors`: for its
     output, its errors and, if it has one, its agent."""
@@ -429,7 +433,7 @@ def run(
     _signal.signal(_signal.SIGCHLD, lambda number, frame: None)
     try:
         output, errors, *agent = descriptors
-        pid, failed = start(argv, environ, cwd, output, errors, tuple(agent))
+        pid, failed = start(argv, environ, cwd, output, errors, tuple(agent), debug)
     except OSError as error:
         pid, failed = 0, error.errno or errno.EAGAIN
     close(descriptors)

@@ -25,6 +25,7 @@ from muster.run.child.servers import Servers
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.child.shims import NEVER_STARTED, ShimPool, turn_away
 from muster.types.deadlines import Deadlines
+from muster.types.debug import Debug
 from muster.types.outcome import RankFailure
 from muster.types.shown import Shown
 
@@ -73,7 +74,9 @@ class HostRanks:
         memory: Memory,
         around: Surroundings,
         mask: Callable[[str], str],
+        debug: Debug,
     ) -> None:
+        self._debug = debug
         self._host = host
         self._loop = loop
         self._pool = pool
@@ -214,6 +217,7 @@ class HostRanks:
             return
         if not self._agents:
             handle.drop_agent()
+        handle.debug = self._debug.of(rank.slot.rank)
         script = self._plan.script
         at_start = {**self._at_start, **self.launching.shared}
         environ = self._plan.rank_environment(rank.slot.rank, handle.environ, at_start)

@@ -47,6 +47,7 @@ class ShimHandle:
         self.lost = False  # another part of this process took its status, which is lost
         self.agent = -1  # what the agent in a rank's Python answers by; -1: there is none
         self.agent_dump = -1  # what its signal handler writes stacks to
+        self.debug = ""  # what the agent does for `muster local`: " ", mode, rank and folder
         self._forget: Callable[[int], None] = lambda _fd: None
         self.connected = True
         self.released = False
@@ -111,7 +112,7 @@ class ShimHandle:
         """Tells the shim what to run, and whether its agent's descriptors go with it."""
         entries = [os.fsencode(f"{name}={value}") for name, value in environ.items()]
         if self.agent >= 0:
-            entries.append(rank_shim.AGENT + b"=")
+            entries.append(rank_shim.AGENT + b"=" + os.fsencode(self.debug))
         arguments = [os.fsencode(text) for text in argv]
         count = str(len(arguments)).encode()
         self.order(b"start", os.fsencode(cwd), count, *arguments, *entries)

@@ -12,6 +12,7 @@ from muster.run.channel.identity import Identity
 from muster.run.channel.messages import HostEnded, HostError, shortened
 from muster.types.cluster import Cluster
 from muster.types.deadlines import Deadlines
+from muster.types.debug import Debug
 from muster.types.machine import HostFacts
 from muster.types.outcome import Outcome
 from muster.types.shown import Shown
@@ -47,6 +48,7 @@ class JobContext(NamedTuple):
     host_error: HostError | None = None
     port_holder: Callable[[str, int], str | None] = lambda _address, _port: None
     throttled_s: Callable[[], float | None] = lambda: None
+    debug: Debug = Debug()
 
 
 class Ending(NamedTuple):

@@ -105,6 +105,7 @@ class _Supervisor:
             context.memory,
             context.around,
             self._mask,
+            context.debug,
         )
         self._observing = Observing(
             self._loop, context, self._endpoint, self._ranks, self._recorder, self._log, self._mask,

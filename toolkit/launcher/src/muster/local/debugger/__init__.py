@@ -1,0 +1,1 @@
+"""`--debug` and `--pdb`: one rank of a run, and the person who looks into it."""
