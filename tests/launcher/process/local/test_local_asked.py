@@ -7,6 +7,7 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -83,12 +84,21 @@ def test_ps_lists_pids_as_they_count_where_it_is_asked(start: Start, tmp_path: P
         pytest.skip(f"this machine allows no namespaces: {reason}")
     (tmp_path / "train.py").write_text(WAITS)
     run = start(tmp_path, ("train.py", "--hosts", "2", "--isolation", "netns"))
-    rows = answer(run, "ps")["ranks"]
+    rows: list[dict[str, Any]] = []
+
+    def are_known() -> bool:  # of a host once it listens, too
+        rows[:] = answer(run, "ps")["ranks"]
+        return None not in {row["pid"] for row in rows}
+
+    wait_until(are_known, 20)
     assert len({row["pid"] for row in rows}) == 2
     for row in rows:
         assert b"train.py" in Path(f"/proc/{row['pid']}/cmdline").read_bytes()
         environ = Path(f"/proc/{row['pid']}/environ").read_bytes()
         assert f"SM_CURRENT_HOST={row['host']}".encode() in environ
+    (run.folder / "algo-2" / "control").unlink()
+    one, two = answer(run, "ps")["ranks"]
+    assert (one["pid"], two["pid"]) == (rows[0]["pid"], None)  # no other process's number
     run.signal(signal.SIGTERM)
     assert run.wait().code == 143
 

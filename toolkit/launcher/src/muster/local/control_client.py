@@ -78,14 +78,18 @@ def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
 def count_here(run: LiveRun, ranks: Sequence[dict[str, Any]]) -> None:
     """Puts the PIDs of these ranks as they count here: simulated hosts and containers have a
     namespace of their own. None for one that cannot be seen from here."""
-    for folder in run.folders:
-        try:
-            pids = procfs.pids_inside(control.listener_pid(folder))
-        except OSError:
-            continue  # it has just ended
-        for rank in ranks:
-            if pids is not None and rank["host"] == os.path.basename(folder):
-                rank["pid"] = pids.get(rank["pid"])
+    found: dict[str, dict[int, int] | None] = {}
+    for host in {rank["host"] for rank in ranks}:
+        folder = os.path.join(run.path, host)
+        if os.path.isdir(folder):  # else it is on another machine
+            try:
+                found[host] = procfs.pids_inside(control.listener_pid(folder))
+            except OSError:
+                found[host] = {}  # it does not listen yet, or has just ended
+    for rank in ranks:
+        pids = found.get(rank["host"])
+        if pids is not None:
+            rank["pid"] = pids.get(rank["pid"])
 
 
 def _container() -> str:
