@@ -45,6 +45,13 @@ READERS = {  # stamps for people and programs, and what `doctor` says of the clo
     "run/base/record.py",
     "run/base/console.py",
     "run/job/figures.py",  # beside the stamps of files: after a jump, waits may be unknown
+    "train/work.py",  # when the job began, for its script; at the end beside stamps of its log
+    "runtime/facts.py",  # a word of its documentation
+    "runtime/metrics.py",
+    "rank_bootstrap/calls.py",  # torch stamps calls so; no job is ended for an age alone
+    "report/read.py",
+    "local/launch.py",  # when the run began, beside the stamps of its checkpoints
+    "local/faults/injector.py",
     "local/record/runfolder.py",
     "local/record/command_file.py",  # when a run began, for `muster history`
     "local/record/history.py",
