@@ -101,6 +101,7 @@ def _write_script(folder: str) -> str:
 
 
 def _tried(trial: Trial, facts: Facts, script: str, until: float) -> Finding:
+    """One trial: skipped with the reason, or judged by its end and what its ranks printed."""
     if missing := [name for name in trial.needs if not _has(name, facts)]:
         return fine(f"skipped: {' and '.join(missing)} not installed")
     limit_s = min(JOB_S, until - time.monotonic())

@@ -36,14 +36,17 @@ def any_number(value: object) -> float | None:
 
 
 def whole(value: object) -> int | None:
+    """A whole number as an int; None for anything else, bool too."""
     return value if type(value) is int and abs(value) < 1 << 53 else None
 
 
 def mapping(value: object) -> Mapping[str, object]:
+    """The value if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}
 
 
 def sequence(value: object) -> list[object]:
+    """The value if it is a list of JSON, else an empty one."""
     return value if isinstance(value, list) else []
 
 

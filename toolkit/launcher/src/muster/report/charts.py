@@ -36,10 +36,12 @@ class Chart(NamedTuple):
 
 
 def names_of(reported: Mapping[int, RankMetrics]) -> list[str]:
+    """All names that any rank reported, in the order of the first to report each."""
     return list(dict.fromkeys(name for one in reported.values() for name in one.series))
 
 
 def of_metrics(reported: Mapping[int, RankMetrics]) -> Iterator[Chart]:
+    """One chart for each metric that changes, over steps, at most MOST_CHARTS."""
     for name in changing(reported)[:MOST_CHARTS]:
         points = {f"rank {rank}": one.series[name].buckets
                   for rank, one in sorted(reported.items()) if name in one.series}  # fmt: skip
@@ -60,6 +62,7 @@ def _changes(reported: Mapping[int, RankMetrics], name: str) -> bool:
 
 
 def of_samples(hosts: Sequence[HostRecord], aligned: Aligned) -> Iterator[Chart]:
+    """Memory and used processors of each rank, over seconds since the beginning."""
     memory: dict[int, list[Bucket]] = {}
     cpus: dict[int, list[Bucket]] = {}
     for host in hosts:
@@ -97,6 +100,7 @@ def overlaid(runs: Mapping[str, Sequence[Chart]]) -> list[Chart]:
 
 
 def _middle(chart: Chart) -> list[Bucket]:
+    """A run as one line: of each column the median of what its ranks have there."""
     found = []
     for at, x in enumerate(chart.xs):
         values = [v for line in chart.lines for v in (line.low[at], *line.high[at : at + 1])
@@ -119,6 +123,7 @@ def _chart(title: str, unit: str, x: str, points: Mapping[str, Sequence[Bucket]]
 
 
 def _columns(xs: set[float]) -> list[float]:
+    """Where each column begins: every place that has a point, or COLUMNS of equal width."""
     found = sorted(xs)
     if len(found) <= COLUMNS:
         return found
@@ -127,6 +132,7 @@ def _columns(xs: set[float]) -> list[float]:
 
 
 def _line(name: str, buckets: Iterable[Bucket], xs: Sequence[float]) -> ChartLine:
+    """The lowest and the highest value of each column."""
     low: list[float | None] = [None] * len(xs)
     high = list(low)
     for one in buckets:
@@ -139,6 +145,7 @@ def _line(name: str, buckets: Iterable[Bucket], xs: Sequence[float]) -> ChartLin
 
 
 def _range(lines: Sequence[ChartLine]) -> list[ChartLine]:
+    """Of many ranks their range and their median, in place of a line for each."""
     low, middle, high = [], [], []
     columns = zip(
         zip(*(one.low for one in lines), strict=True),

@@ -28,6 +28,8 @@ class DifferenceRow(NamedTuple):
 
 
 class DifferenceGroup(NamedTuple):
+    """Rows of one subject. `title` stands above them."""
+
     name: str
     rows: tuple[DifferenceRow, ...]
 
@@ -106,6 +108,7 @@ def _rates(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
 
 
 def _chosen(values: Iterable[float | None], choose: Choose) -> float | None:
+    """One of the values that are known; None where none is."""
     found = [one for one in values if one is not None]
     return choose(found) if found else None
 
@@ -141,6 +144,7 @@ def _change(a: float | None, b: float | None) -> str:
 
 
 def _verdict(a: RunFigures, b: RunFigures, groups: Iterable[DifferenceGroup]) -> RunVerdict:
+    """What the page says on top of two runs."""
     rows = {group.name: [row for row in group.rows if row.differs] for group in groups}
     asked = [f"{row.name}: {row.change or f'{row.a} before, {row.b} now'}"
              for row in rows["Request and plan"]][:4]  # fmt: skip

@@ -95,6 +95,7 @@ class RunFigures(NamedTuple):
 
 
 def figures_of(record: RunRecord) -> RunFigures:
+    """The figures of a run, as far as its record has them; what it lacks is in `missing`."""
     summary = {**record.summary, **outcome_of_events(record)}
     aligned = align(record.hosts, leader_of(summary))
     phases = tuple(phase_spans(record, aligned))
@@ -174,6 +175,7 @@ def left_out(record: RunRecord) -> Iterator[str]:
 
 
 def _no_room(record: RunRecord, reported: Mapping[int, RankMetrics]) -> Iterator[str]:
+    """Metrics and charts that were left out, so that nobody takes the page for all."""
     for host in record.hosts:
         rank, beyond = max(((rank, one.left_out) for rank, one in host.metrics.items()),
                            key=lambda one: one[1], default=(0, 0))  # fmt: skip
@@ -185,6 +187,7 @@ def _no_room(record: RunRecord, reported: Mapping[int, RankMetrics]) -> Iterator
 
 
 def _no_samples(record: RunRecord, seconds: float | None) -> Iterator[str]:
+    """Said where a run was long enough for samples and has none."""
     if record.hosts and not any(one.samples for one in record.hosts) and (seconds or 0.0) > 30:
         yield "no samples of processor and memory are in the record"
 
@@ -316,6 +319,7 @@ def _last(samples: tuple[SamplePoint, ...], field: str) -> float | None:
 
 
 def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
+    """What happened and when: failures, standstills, faults, missing hosts, kept stacks."""
     texts = {"stall": "verdict", "failure": "summary", "missing": "text", "stacks": "reason"}
     for host in record.hosts:
         for event in host.events:

@@ -154,6 +154,7 @@ def _folders(path: str) -> list[str]:
 
 
 def _is_host(path: str) -> bool:
+    """Whether the folder is that of one host."""
     if os.path.isfile(os.path.join(path, EVENTS)):
         return True
     # a host whose launcher was killed before it wrote an event has perhaps logs
@@ -189,6 +190,7 @@ def _wanted(summary: Mapping[str, object]) -> Callable[[int], bool]:
 def _lacking(
     summary: Mapping[str, object], hosts: Mapping[str, HostRecord], live: bool
 ) -> Iterator[str]:
+    """What a reader would expect of a record and does not find, in sentences."""
     if not summary and not live:
         yield "no summary.json: the leader was killed, or its record is not here"
     elif summary.get("complete") is False and not live:
@@ -202,6 +204,7 @@ def _lacking(
 
 
 def _order(summary: Mapping[str, object]) -> Callable[[HostRecord], tuple[int, int, str]]:
+    """The leader first, then by number: algo-2 before algo-10."""
     known = [str(mapping(one).get("name")) for one in sequence(summary.get("hosts"))]
     places = {name: at for at, name in enumerate(known)}
     return lambda host: (places.get(host.name, len(places)), len(host.name), host.name)

@@ -65,6 +65,7 @@ def _hosts(figures: RunFigures) -> list[str]:
 
 
 def hidden_hosts(figures: RunFigures) -> int:
+    """How many hosts have no room in the timeline."""
     return max(0, len(_hosts(figures)) - MOST_HOSTS)
 
 
@@ -156,6 +157,7 @@ def _ticks(end: float) -> list[float]:
 
 
 def drawing(height: int, parts: Iterable[str]) -> str:
+    """The elements as one picture, as wide as its place."""
     return f'<svg width="100%" height="{height}" aria-hidden="true">{"".join(parts)}</svg>'
 
 

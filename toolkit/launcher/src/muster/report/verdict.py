@@ -77,6 +77,7 @@ def _size(facts: VerdictInput) -> str:
 
 
 def _succeeded(facts: VerdictInput) -> RunVerdict:
+    """Verdict, why and next of a run that succeeded."""
     why = list(_where_time_went(facts))
     odd = list(_odd(facts))
     level = "warn" if odd else "good"
@@ -88,6 +89,7 @@ def _succeeded(facts: VerdictInput) -> RunVerdict:
 
 
 def _stopped(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
+    """Of a run that was stopped from outside: by whom, and what was left."""
     by = outcome.get("by") or mapping(facts.summary.get("local")).get("ended_by")
     who = f" by {by}" if isinstance(by, str) and by else ""
     why = [
@@ -104,6 +106,7 @@ def _stopped(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
 
 
 def _running(facts: VerdictInput) -> RunVerdict:
+    """Of a run that still writes, or whose end is not known yet."""
     still = [rank for rank, _, end, _, _ in facts.ranks if not end]
     why = [f"{counted(len(still), 'rank')} of {len(facts.ranks)} still running."]
     return RunVerdict("warn", f"The job is running: {_size(facts)}", (*why, *_stood(facts),
@@ -111,6 +114,7 @@ def _running(facts: VerdictInput) -> RunVerdict:
 
 
 def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
+    """Of a run whose end nobody recorded."""
     why = []
     if headline := str(outcome.get("headline") or ""):
         why.append(f"{headline}.")
@@ -140,6 +144,7 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
 def _failed(
     facts: VerdictInput, outcome: Mapping[str, object], failure: FirstFailure | None
 ) -> RunVerdict:
+    """Of a run that failed: its first failure, and what to do."""
     headline = str(outcome.get("headline") or "The job failed")
     why: list[str] = []
     if failure is not None and failure.rank is not None:
@@ -223,6 +228,7 @@ def _start_s(facts: VerdictInput) -> float:
 
 
 def _where_time_went(facts: VerdictInput) -> Iterator[str]:
+    """What took the time beside the work of the ranks, if it was much."""
     start = _start_s(facts)
     if facts.seconds and start > facts.seconds * WORTH:
         yield (f"Until all ranks ran it took {duration(start)}, "

@@ -287,6 +287,7 @@ class _Slowing(threading.Thread):
 
 
 def _not_landed(report: Landing) -> str:
+    """What is told of a fault that did not come."""
     return f"fault: {report.spec} did not land: {report.text}"
 
 

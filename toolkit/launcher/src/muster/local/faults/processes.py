@@ -203,6 +203,7 @@ class NamespaceMeans(ProcessMeans):
 
 
 def _has_ended(fd: int, limit_s: float) -> bool:
+    """Whether the process is gone, or only waits to be reaped."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(limit_s * 1000))

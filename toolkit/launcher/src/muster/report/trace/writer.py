@@ -112,6 +112,7 @@ class TraceWriter:
 
 
 def _finite(value: object) -> object:
+    """The value without what JSON cannot hold."""
     if isinstance(value, Mapping):
         return {key: _finite(one) for key, one in value.items()}
     if isinstance(value, list):
@@ -120,4 +121,5 @@ def _finite(value: object) -> object:
 
 
 def _microseconds(seconds: float) -> int:
+    """As the format counts: whole numbers, which are exact."""
     return round(seconds * 1e6)

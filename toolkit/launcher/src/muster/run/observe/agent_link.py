@@ -107,6 +107,8 @@ class _Round:
 
 
 class _Question(NamedTuple):
+    """One question to several ranks, until all have answered or its time is over."""
+
     what: Ask
     signal_at_s: float
     ends_at_s: float

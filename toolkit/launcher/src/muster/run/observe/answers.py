@@ -136,4 +136,5 @@ def _same(looks: Sequence[RankLook]) -> dict[tuple[object, ...], list[int]]:
 
 
 def _silent(silent: Mapping[int, str]) -> dict[str, Any]:
+    """The names of hosts that did not answer, if there are any."""
     return {"silent": sorted(set(silent.values()))} if silent else {}

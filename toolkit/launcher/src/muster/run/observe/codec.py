@@ -152,6 +152,7 @@ def _look(
     kinds: Sequence[tuple[str, tuple[ThreadStack, ...]]],
     groups: Sequence[tuple[str, str, tuple[int, ...]]],
 ) -> RankLook:
+    """One look from JSON. Raises ValueError for anything else."""
     rank, process, silent_s, ended, kind, calls, step, rate = row
     how, threads = kinds[_whole(kind)]
     pid, state, wchan, cpu_share, waits_for = process
@@ -236,4 +237,5 @@ def _exact(value: Any, kind: type) -> Any:
 
 
 def _refuse(what: str) -> NoReturn:
+    """Raises ValueError: no host of this job sends that."""
     raise ValueError(what)

@@ -218,6 +218,7 @@ class _Look:
 
 
 def _heard_s(rank: Rank) -> float:
+    """When the rank last wrote anything, or began."""
     return max(rank.began_s, rank.watcher.heard_s)
 
 

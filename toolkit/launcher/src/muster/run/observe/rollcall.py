@@ -166,6 +166,7 @@ def _wait(calls: Mapping[int, Call]) -> _Wait | None:
 
 
 def _of_calls(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
+    """The verdict by what libraries of collectives recorded; None where they say nothing."""
     odd = [wait for wait in waits if wait.odd]
     if odd:
         return _mismatch(roll, max(odd, key=lambda wait: wait.age_s), waits)
@@ -277,6 +278,7 @@ def _in_transfer(roll: _Roll, waits: list[_Wait]) -> RollVerdict | None:
 
 
 def _of_processes(roll: _Roll) -> RollVerdict:
+    """The verdict by what the kernel says of processes, where no library says anything."""
     ranks = sorted(roll.by_rank)
     stopped = roll.those(ranks, is_stopped)
     gone = roll.those(ranks, is_gone)

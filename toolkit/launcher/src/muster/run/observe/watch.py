@@ -178,6 +178,7 @@ class StallWatch:
 
 
 def _write(path: str, text: str) -> None:
+    """On its own thread: a disk may hang, and no job waits for these words."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
         os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)

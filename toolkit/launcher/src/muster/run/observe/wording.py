@@ -55,6 +55,7 @@ def seconds(time_s: float) -> str:
 
 
 def main_thread(look: RankLook) -> ThreadStack | None:
+    """The thread that runs the script, else the first of those that were seen."""
     threads = look.answer.threads
     return next((one for one in threads if one.is_main), threads[0] if threads else None)
 
@@ -103,6 +104,7 @@ def task(look: RankLook) -> str:
 
 
 def is_stopped(look: RankLook) -> bool:
+    """Whether a signal holds the process: SIGSTOP, a debugger, a terminal."""
     return look.ended is None and look.process.state in ("T", "t")
 
 
