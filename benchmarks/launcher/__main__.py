@@ -133,7 +133,7 @@ def _sizes(measured: Software) -> Iterator[Row]:
         runs,
         {},
         (under(runs, 1.0, "MB"),),
-        "without the folders commands, local, report and sdk",
+        "without commands, local, report, sdk, the debugger, pytest's plugin and metadata",
     )
 
 

@@ -33,6 +33,7 @@ while todo:
     seen.add(name)
     for line in installed[name].requires or ():
         if "extra ==" not in line: todo.append(plain(re.match(r"[\\w.-]+", line)[0]))
+DESK = r"/muster/(commands|local|report|sdk|pytest_plugin|rank_bootstrap/debug)|\\.dist-info/"
 files, caches = set(), set()
 for name in seen:
     for entry in installed[name].files or ():
@@ -41,7 +42,7 @@ for name in seen:
         caches.add(f"{os.path.dirname(path)}/__pycache__/{stem}.{sys.implementation.cache_tag}.pyc")
         if "/__pycache__/" not in path: files.add(path)
 size = lambda paths: sum(os.path.getsize(path) for path in paths if os.path.isfile(path))
-desk = [path for path in files if re.search("/muster/(commands|local|report|sdk)/", path)]
+desk = [path for path in files if re.search(DESK, path)]
 print(json.dumps([size(files), size(caches), size(desk), sorted(seen)]))
 """
 
