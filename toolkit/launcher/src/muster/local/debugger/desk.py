@@ -17,6 +17,7 @@ from muster.arguments import UsageError
 from muster.local.backends.base import Backend
 from muster.local.debugger.asked import LIMITS_OFF, DebugRequest
 from muster.local.record.layout import LAUNCH
+from muster.run.observe import control
 from muster.types.debug import PDB
 from muster.types.run_files import DEBUGGER
 
@@ -106,7 +107,7 @@ class Desk:
             except OSError:  # closed
                 return
             try:
-                rank = connected(folder)
+                rank = control.connected(folder, None, DEBUGGER)
             except OSError:  # it has ended
                 person.close()
                 continue
@@ -120,7 +121,7 @@ class Desk:
         if not host:
             return
         try:
-            rank = connected(self._backend.folder.host(host))
+            rank = control.connected(self._backend.folder.host(host), None, DEBUGGER)
         except OSError as error:
             self.said.append(f"{self._request.who} did not take the terminal: {error}")
             return
@@ -161,20 +162,6 @@ def _copy(read: Callable[[int], bytes], write: Callable[[bytes], object]) -> Non
             write(data)
     except OSError:
         pass
-
-
-def connected(folder: str) -> socket.socket:
-    """A connection to the rank's socket in the folder of its host. Raises OSError."""
-    at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-    sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    try:
-        sock.connect(f"/proc/self/fd/{at}/{DEBUGGER}")
-    except OSError:
-        sock.close()
-        raise
-    finally:
-        os.close(at)
-    return sock
 
 
 def launch_json(backend: Backend, host: str, who: str, port: int) -> dict[str, object]:

@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
+from muster.run.base import procfs
 from muster.run.child.private_folder import remove_abandoned
 from muster.run.child.rank_shim import descendants
 from muster.types.files import find_program
@@ -217,20 +218,15 @@ def _read(pid: int, name: str) -> bytes:
         return b""
 
 
-def _stat(pid: int) -> list[bytes]:
-    """What follows the name: state, parent, ..."""
-    return _read(pid, "stat").rpartition(b")")[2].split()
-
-
 def _state(pid: int) -> str:
     """The letter of its state, Z also when it is gone."""
-    fields = _stat(pid)
-    return fields[0].decode() if fields else "Z"
+    one = procfs.stat(pid)
+    return "Z" if one is None else one.state
 
 
 def _parent(pid: int) -> int:
-    fields = _stat(pid)
-    return int(fields[1]) if fields else 0
+    one = procfs.stat(pid)
+    return 0 if one is None else one.parent
 
 
 def _environ(pid: int) -> frozenset[bytes]:
@@ -240,8 +236,7 @@ def _environ(pid: int) -> frozenset[bytes]:
 
 def _is_known_as(pid: int, target: Target) -> bool:
     """Whether the process is the rank's script: its host counts in a namespace of its own."""
-    names = next((x for x in _read(pid, "status").split(b"\n") if x.startswith(b"NSpid:")), b"")
-    own = int(names.split()[-1]) if names.split()[1:] else pid
+    own = [pid, *procfs.counted(pid)][-1]
     return own == target.pid and target.pid_namespace in (None, _namespace(pid, "pid"))
 
 

@@ -158,17 +158,17 @@ def is_dying(pid: int) -> bool:
 def pids_inside(pid: int) -> dict[int, int] | None:
     """Of the processes in the PID namespace of this one: PID as it counts there -> as it counts
     here; None where these are the same."""
-    if len(_counted(pid)) < 2:
+    if len(counted(pid)) < 2:
         return None
     inside, found = _namespace(pid), {}
     for one in processes():
-        counted = _counted(one)
-        if len(counted) > 1 and inside and _namespace(one) == inside:
-            found[counted[-1]] = one
+        pids = counted(one)
+        if len(pids) > 1 and inside and _namespace(one) == inside:
+            found[pids[-1]] = one
     return found
 
 
-def _counted(pid: int) -> list[int]:
+def counted(pid: int) -> list[int]:
     """The PIDs of a process, from the namespace of this one inwards."""
     line = re.search(r"^NSpid:(.*)$", read_text(f"/proc/{pid}/status"), re.MULTILINE)
     return [int(one) for one in line[1].split()] if line else []

@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 from muster.run.channel.messages import MOST_PARTS, REPLY_BYTES, WireError
 from muster.run.observe.looks import Answer, Call, ProcessState, RankLook, StackFrame, ThreadStack
 from muster.run.observe.wording import main_thread
+from muster.types.names import runs
 
 TEXT_CHARACTERS = 1024  # of one name or path
 MOST_FRAMES = 200  # of one stack: the outermost and innermost halves
@@ -184,13 +185,7 @@ def _look(
 
 def _ranges(ranks: Sequence[int]) -> str:
     """`0-3,6`, in their order."""
-    found: list[list[int]] = []
-    for rank in ranks:
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
-    return ",".join(f"{low}-{high}" for low, high in found)
+    return ",".join(f"{low}-{high}" for low, high in runs(ranks))
 
 
 def _members(spelled: str, known: dict[str, tuple[int, ...]], world: int) -> tuple[int, ...]:

@@ -270,13 +270,14 @@ def bound(folder: str) -> socket.socket:
     return listener
 
 
-def connected(folder: str, limit_s: float) -> socket.socket:
-    """A connection to the socket in the folder. Raises OSError."""
+def connected(folder: str, limit_s: float | None, name: str = NAME) -> socket.socket:
+    """A connection to the socket in the folder, whose calls wait so long at most (None: as long as
+    it takes). Raises OSError."""
     at = os.open(folder, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
     try:
         sock.settimeout(limit_s)
-        sock.connect(f"/proc/self/fd/{at}/{NAME}")
+        sock.connect(f"/proc/self/fd/{at}/{name}")
     except OSError:
         sock.close()
         raise

@@ -9,6 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from muster.run.observe.looks import Call, RankLook, StackFrame, ThreadStack
+from muster.types.names import runs
 from muster.types.outcome import signal_name
 from muster.types.plain import printable, shortened
 
@@ -31,12 +32,7 @@ def text_of(value: str, most: int = TEXT) -> str:
 
 def ranges(ranks: Iterable[int]) -> str:
     """`0, 2-3`; of very many ranges the first, and how many ranks there are more."""
-    found: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if found and rank == found[-1][1] + 1:
-            found[-1][1] = rank
-        else:
-            found.append([rank, rank])
+    found = runs(sorted(set(ranks)))
     shown = [f"{low}-{high}" if high > low else f"{low}" for low, high in found[:RANGES]]
     left = sum(high - low + 1 for low, high in found[RANGES:])
     return ", ".join(shown) + (f" and {left} more" if left else "")
