@@ -69,7 +69,7 @@ def cells() -> list[Any]:
 def test_the_guilty_rank_and_its_line_are_named(
     name: str, backend: str, hosts: int, start: Start, tmp_path: Path
 ) -> None:
-    hang, found = HANGS[name], {"kind": "", "sentence": "", "guilty": []}
+    hang, found = HANGS[name], dict[str, Any]()
     with ExitStack() as stack:
         if "rows" in hang.guilty:
             stack.enter_context(silent_mount(tmp_path / "mount"))
