@@ -4,13 +4,24 @@ from __future__ import annotations
 
 import os
 import signal
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
+from tests.launcher.support.disks.silent_mount import silent_mount
 from tests.launcher.support.local.asking import verdict_of
+from tests.launcher.support.local.hangs import (
+    BACKENDS,
+    HANGS,
+    START_S,
+    here,
+    script_of,
+    start_job,
+    wait_ready,
+)
 from tests.launcher.support.local.local_runs import PROCESS, LocalRun, Start
 from tests.support.waiting import wait_until
 
@@ -21,140 +32,77 @@ pytestmark = [
         find_spec("muster.run.observe.agent_link") is None, reason="no agents in this build"
     ),
 ]
-START_S = 120.0  # importing torch on a busy machine
 FOUND_S = 30.0
-BEGIN = """\
-import ctypes, os, queue, threading, time
-import torch
-import torch.distributed as dist
-if os.environ["SM_HP_BACKEND"] == "muster":
-    import muster_collectives.torch
-dist.init_process_group(os.environ["SM_HP_BACKEND"])
-rank, x = dist.get_rank(), torch.ones(4)
-def step():
-    dist.all_reduce(x)
-for _ in range(3):
-    step()
-open(os.environ["SM_HP_READY"] + str(rank), "w").write(str(os.getpid()))
-def guilty():
-    while not os.path.exists(os.environ["SM_HP_READY"] + "0"):
-        time.sleep(0.01)
-"""
-END = """
-if rank == 1:
-    guilty()
-step()
-"""
-
-
-class Hang(NamedTuple):
-    """What rank 1 does while the others wait for it. `line`: whether its line is to be named: the
-    one that says `here`."""
-
-    script: str
-    kinds: tuple[str, ...] = ("waiting",)
-    line: bool = True
-
-
-HANGS = {
-    "sleeps before it": Hang("    time.sleep(600)  # here\n"),
-    "loops in Python": Hang("    while True: pass  # here\n", ("busy",)),
-    "holds the GIL in C": Hang(  # in a call that no signal ends
-        "    c, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)\n"
-        "    c.pthread_mutex_lock(mutex)\n    c.pthread_mutex_lock(mutex)  # here\n"
-    ),
-    "is stopped": Hang("    os.kill(os.getpid(), 19)  # here\n", line=False),
-    "waits for a lock": Hang(
-        "    lock = threading.Lock()\n    lock.acquire()\n    lock.acquire()  # here\n"
-    ),
-    "waits for its loader": Hang("    queue.Queue().get()  # here\n"),
-    "waits for a FIFO": Hang(
-        "    path = os.environ['SM_HP_READY'] + 'pipe'\n    os.mkfifo(path)\n"
-        "    open(path)  # here\n"
-    ),
-    "skips a call and goes on": Hang(
-        "    time.sleep(0)\nif rank == 1:\n    dist.broadcast(x, 0)  # here\n    time.sleep(600)\n",
-        ("mismatch",),
-        False,
-    ),
-    "calls in another order": Hang(
-        "    dist.all_gather([x.clone(), x.clone()], x)  # here\n", ("mismatch",), False
-    ),
-}
-ALWAYS = ("sleeps before it", "holds the GIL in C", "calls in another order")
-PLACES = {
-    "gloo on one host": ("gloo", "--processes-per-host", "2"),
-    "muster on two hosts": ("muster", "--hosts", "2"),
+SHORT = {  # one cell for each hang, over all pairs of backend and hosts; the cheap ones most
+    ("sleeps before it", "muster", 2), ("holds the GIL in C", "gloo", 1),
+    ("calls in another order", "gloo", 2), ("calls with another shape", "mpi4py", 1),
+    ("skips a call and goes on", "mpi4py", 1), ("is stopped", "mpi4py", 1),
+    ("loops in Python", "mpi4py", 1), ("waits for a lock", "mpi4py", 2),
+    ("waits for its loader", "mpi4py", 1), ("waits for a FIFO", "mpi4py", 2),
+    ("reads a dead mount", "mpi4py", 1), ("does not receive", "mpi4py", 1),
+}  # fmt: skip
+# what the libraries themselves say of calls that differ, where these end the job
+NOTICED = {
+    "muster": "MismatchError: ",
+    "gloo": "Is there a distributed collective mismatch",
+    "mpi4py": "MPI_ERR_TRUNCATE",
 }
 
 
-def is_short(hang: str, place: str) -> bool:
-    return hang == "sleeps before it" or (place.startswith("gloo") and hang in ALWAYS)
-
-
-LIVE = pytest.mark.skipif(
-    find_spec("muster_collectives.binding.live") is None, reason="no call that waits is told"
-)
-
-
-def cases() -> list[Any]:
-    """All of them; outside the long tests a few, where the difference is."""
+def cells() -> list[Any]:
     return [
         pytest.param(
             hang,
-            place,
-            id=f"{hang}, {place}",
-            marks=[
-                *([LIVE] if place.startswith("muster") else []),
-                *([] if is_short(hang, place) else [pytest.mark.long]),
-            ],
+            backend,
+            hosts,
+            id=f"{hang}, {backend}, {hosts}",
+            marks=[] if (hang, backend, hosts) in SHORT else [pytest.mark.long],
         )
-        for place in PLACES
         for hang in HANGS
-        if place.startswith("gloo") or "mismatch" not in HANGS[hang].kinds  # else: F42
+        for backend in BACKENDS
+        for hosts in (1, 2)
     ]
 
 
-def hanging(start: Start, home: Path, hang: Hang, place: str, **environ: str) -> LocalRun:
-    backend, *options = PLACES[place]
-    (home / "train.py").write_text(BEGIN + hang.script + END)
-    ready = home / "ready-"
-    options += ["--hyperparameter", f"backend={backend}", "--hyperparameter", f"ready={ready}"]
-    options += ["--distribution", "torch_distributed"]
-    run = start(home, ("train.py", *options, *PROCESS), environ=environ)
-
-    def all_there() -> bool:
-        return run.process.poll() is not None or all(
-            Path(f"{ready}{rank}").exists() for rank in (0, 1)
-        )
-
-    wait_until(all_there, START_S, lambda: run.err)
-    assert run.process.poll() is None, run.err
-    return run
-
-
 @pytest.mark.promise("H08")
-@pytest.mark.parametrize(("name", "place"), cases())
+@pytest.mark.parametrize(("name", "backend", "hosts"), cells())
 def test_the_guilty_rank_and_its_line_are_named(
-    name: str, place: str, start: Start, tmp_path: Path
+    name: str, backend: str, hosts: int, start: Start, tmp_path: Path
 ) -> None:
-    hang = HANGS[name]
-    run = hanging(start, tmp_path, hang, place)
-    found: dict[str, Any] = {}
+    hang, found = HANGS[name], dict[str, Any]()
+    with ExitStack() as stack:
+        if "rows" in hang.guilty:
+            stack.enter_context(silent_mount(tmp_path / "mount"))
+        run = start_job(start, tmp_path, backend, hosts, script_of(hang, BACKENDS[backend]))
+        wait_ready(run)
 
-    def named() -> bool:
-        found.update(verdict_of(run))
-        return found["kind"] in hang.kinds
+        def named() -> bool:
+            if run.process.poll() is not None:
+                return hang.differs
+            try:
+                found.update(verdict_of(run))
+            except AssertionError:
+                if run.process.poll() is None:
+                    raise
+                return hang.differs  # it has ended meanwhile
+            right = (found["kind"] == "busy") is hang.works and found["kind"] != "work"
+            return right and 1 in found["guilty"]
 
-    wait_until(named, FOUND_S, lambda: str(found))
-    assert 1 in found["guilty"], found
-    if hang.line:
-        lines = (tmp_path / "train.py").read_text().splitlines()
-        (line,) = [number for number, text in enumerate(lines, 1) if text.endswith("# here")]
-        assert f"train.py:{line}" in found["sentence"], found
-    pid = int((tmp_path / "ready-1").read_text())
-    if name == "is stopped":
-        os.kill(pid, signal.SIGCONT)
+        wait_until(named, FOUND_S, lambda: f"{found} {run.err}")
+        print(name, backend, hosts, found)
+    if run.process.poll() is not None:
+        assert NOTICED[backend] in (run.base("algo-1") / "output" / "failure").read_text()
+        assert run.wait().code != 0
+        return
+    if name != "is stopped":  # such a rank cannot say where it is
+        assert here(tmp_path) in found["sentence"], found
+    _end(run)
+
+
+def _end(run: LocalRun) -> None:
+    for pid in run.alive():
+        if "T (stopped)" in Path(f"/proc/{pid}/status").read_text():
+            os.kill(pid, signal.SIGCONT)
     run.signal(signal.SIGTERM)
     assert run.wait().code == 143
 
@@ -163,39 +111,33 @@ def test_the_guilty_rank_and_its_line_are_named(
 def test_a_wait_in_a_collective_ends_the_job_where_that_is_asked_for(
     start: Start, tmp_path: Path
 ) -> None:
-    hang = HANGS["sleeps before it"]
-    run = hanging(start, tmp_path, hang, "gloo on one host", MUSTER_HANG_S="3")
-    result = run.wait()
+    script = script_of(HANGS["sleeps before it"], BACKENDS["gloo"])
+    run = start_job(start, tmp_path, "gloo", 1, script, MUSTER_HANG_S="3")
+    result = run.wait(START_S)
     assert result.code == 103, result.err
     failure = (run.base("algo-1") / "output" / "failure").read_text()
     assert failure.startswith("HangError: rank 0 waits in all_reduce no. 4 of world (train.py:")
     assert "rank 1 is at train.py:" in failure
 
 
-HEALTHY = """\
-for number in range(60):
-    time.sleep(0.02)
-    step()
-if rank == 0:
-    end = time.monotonic() + 4  # an evaluation that the others wait for
-    while time.monotonic() < end:
-        pass
-step()
-dist.destroy_process_group()
+LEADER_LEAVES = """\
+import os, time
+if os.environ["SM_CURRENT_HOST"] == "algo-2":
+    time.sleep(600)  # here
 """
 
 
-@pytest.mark.promise("H07")
-@pytest.mark.parametrize("place", PLACES)
-def test_a_healthy_job_crosses_the_limits_and_ends_well(
-    place: str, start: Start, tmp_path: Path
+@pytest.mark.promise("H05")
+@pytest.mark.promise("H06")
+def test_a_host_hangs_after_the_ranks_of_the_leader_have_ended(
+    start: Start, tmp_path: Path
 ) -> None:
-    """A rank that works while the others wait for longer than every limit."""
-    limits = {"MUSTER_STALL_WAIT_S": "1", "MUSTER_STALL_IDLE_S": "1", "MUSTER_HANG_S": "1"}
-    backend, *options = PLACES[place]
-    (tmp_path / "train.py").write_text(BEGIN.replace("guilty", "unused") + HEALTHY)
-    options += ["--hyperparameter", f"backend={backend}", "--distribution", "torch_distributed"]
-    options += ["--hyperparameter", f"ready={tmp_path / 'ready-'}"]
-    result = start(tmp_path, ("train.py", *options, *PROCESS), environ=limits).wait(START_S)
-    assert result.code == 0, result.err
-    assert "HangError" not in result.err
+    (tmp_path / "train.py").write_text(LEADER_LEAVES)
+    limits = {"MUSTER_STALL_IDLE_S": "1", "MUSTER_HANG_S": "3"}
+    result = (run := start(tmp_path, ("train.py", "--hosts", "2", *PROCESS), environ=limits)).wait()
+    assert result.code == 103, result.err
+    assert "roll call: rank 1 is idle" in result.err
+    for host in ("algo-1", "algo-2"):
+        failure = (run.base(host) / "output" / "failure").read_text()
+        assert failure.startswith("HangError: rank 1 is idle")
+        assert here(tmp_path) in failure

@@ -48,7 +48,7 @@ READERS = {  # stamps for people and programs, and what `doctor` says of the clo
     "train/work.py",  # when the job began, for its script; at the end beside stamps of its log
     "runtime/facts.py",  # a word of its documentation
     "runtime/metrics.py",
-    "rank_bootstrap/calls.py",  # torch stamps calls so; no job is ended for an age alone
+    "rank_bootstrap/calls.py",  # torch stamps calls so; believed back to the look before alone
     "report/read.py",
     "local/launch.py",  # when the run began, beside the stamps of its checkpoints
     "local/faults/injector.py",

@@ -1,7 +1,9 @@
 """A mount whose server can be stopped: from then on nobody who touches it gets an answer.
 
-A FUSE file system by the kernel's protocol, without a library: one folder `data` in a root where
-nothing can be made. As a program it is the server: `python silent_mount.py FOLDER`.
+A FUSE file system by the kernel's protocol, without a library: one folder `data` and one file
+`rows` in a root where nothing can be made. As a program it is the server:
+`python silent_mount.py FOLDER`. No read of the file is ever answered: who waits for its pages is in
+state D, until the server ends.
 """
 
 from __future__ import annotations
@@ -22,8 +24,12 @@ from pathlib import Path
 import pytest
 
 LOOKUP, FORGET, GETATTR, STATFS, INIT, OPENDIR, READDIR, RELEASEDIR = 1, 2, 3, 17, 26, 27, 28, 29
+OPEN, READ, RELEASE, FLUSH = 14, 15, 18, 25
 INTERRUPT, BATCH_FORGET = 36, 42
-ROOT, DATA = 1, 2
+ROOT, DATA, ROWS = 1, 2, 3
+NAMES = {b"data": DATA, b"rows": ROWS}
+ROWS_BYTES = 1 << 20
+ASYNC_READ = 1  # readers wait for a page, and not for the answer to a request
 MNT_DETACH = 2
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -80,7 +86,7 @@ def main(folder: str) -> None:
 def _serve_one(device: int) -> None:
     request = os.read(device, 1 << 18)
     _, opcode, unique, node = struct.unpack_from("<IIQQ", request)
-    if opcode in (FORGET, BATCH_FORGET, INTERRUPT):
+    if opcode in (FORGET, BATCH_FORGET, INTERRUPT, READ):
         return
     number, body = _answer(opcode, node, request[40:])
     os.write(device, struct.pack("<IiQ", 16 + len(body), -number, unique) + body)
@@ -88,26 +94,28 @@ def _serve_one(device: int) -> None:
 
 def _answer(opcode: int, node: int, rest: bytes) -> tuple[int, bytes]:
     if opcode == INIT:
-        return 0, struct.pack("<IIIIHHIIHHI28x", 7, 31, 0, 0, 8, 8, 4096, 1, 1, 0, 0)
+        return 0, struct.pack("<IIIIHHIIHHI28x", 7, 31, 65536, ASYNC_READ, 8, 8, 4096, 1, 1, 0, 0)
     if opcode == GETATTR:
         return 0, struct.pack("<QII", 0, 0, 0) + _attributes(node)
     if opcode == LOOKUP:
-        if node != ROOT or rest.rstrip(b"\0") != b"data":
+        found = NAMES.get(rest.rstrip(b"\0")) if node == ROOT else None
+        if found is None:
             return errno.ENOENT, b""
-        return 0, struct.pack("<QQQQII", DATA, 0, 0, 0, 0, 0) + _attributes(DATA)
+        return 0, struct.pack("<QQQQII", found, 0, 0, 0, 0, 0) + _attributes(found)
     if opcode == STATFS:
         return 0, struct.pack("<QQQQQIIII24x", 0, 0, 0, 0, 0, 4096, 255, 4096, 0)
-    if opcode in (OPENDIR, RELEASEDIR):
-        return 0, struct.pack("<QII", 0, 0, 0) if opcode == OPENDIR else b""
-    if opcode == READDIR:
+    if opcode in (OPEN, OPENDIR):
+        return 0, struct.pack("<QII", 0, 0, 0)
+    if opcode in (RELEASE, RELEASEDIR, FLUSH, READDIR):
         return 0, b""
     return errno.ENOSYS if opcode == 34 else errno.EROFS, b""  # access is the kernel's own matter
 
 
 def _attributes(node: int) -> bytes:
-    return struct.pack(
-        "<QQQQQQIIIIIIIIII", node, *[0] * 8, stat.S_IFDIR | 0o777, 2, 0, 0, 0, 4096, 0
-    )
+    mode, size = stat.S_IFDIR | 0o777, 0
+    if node == ROWS:
+        mode, size = stat.S_IFREG | 0o444, ROWS_BYTES
+    return struct.pack("<QQQQQQIIIIIIIIII", node, size, *[0] * 7, mode, 2, 0, 0, 0, 4096, 0)
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ from muster.run.observe.looks import RankLook
 from muster.run.observe.rollcall import call_roll
 from tests.launcher.support.looks import TORCH, call, look
 
+MPI = "/usr/lib/python3/dist-packages/mpi4py/MPI.so:0"
 WAITS = ("train.py:41 main", f"{TORCH}:99 all_reduce")
 
 
@@ -20,7 +21,7 @@ class Case(NamedTuple):
 
     looks: list[RankLook]
     kind: str
-    guilty: tuple[int, ...]
+    guilty: tuple[int, ...] = ()
     says: tuple[str, ...] = ()
     silent: Mapping[int, str] = {}
 
@@ -191,6 +192,52 @@ CASES = {
     ),
     "a C rank ended and the others wait": Case(
         [look(0, at=(), how="none"), look(1, at=(), how="none", ended=0)], "gone", (1,)
+    ),
+    "MPI waits by polling, and one has not come": Case(
+        [
+            look(0, at=("train.py:9 f", f"{MPI} Allreduce"), state="R", cpu=1.0),
+            look(1, at=("train.py:7 f",), waits_for="sleeping"),
+        ],
+        "apart",
+        (1,),
+        ("rank 0 is in Allreduce of MPI (train.py:9), since", "rank 1 is at train.py:7, sleeping"),
+    ),
+    "MPI waits for one that computes": Case(
+        [
+            look(0, at=("train.py:9 f", f"{MPI} Allreduce"), state="R", cpu=1.0),
+            look(1, at=("train.py:7 f",), state="R", cpu=1.0),
+        ],
+        "busy",
+        (1,),
+        ("rank 1 is at train.py:7, computing",),
+    ),
+    "other calls of MPI": Case(
+        [
+            look(0, at=("train.py:9 f", f"{MPI} Ssend"), state="R", cpu=1.0),
+            look(1, at=("train.py:7 f", f"{MPI} Barrier"), state="R", cpu=1.0),
+        ],
+        "apart",
+        (0, 1),
+        ("Ssend of MPI (train.py:9), rank 1 is in Barrier of MPI (train.py:7): if that stays so",),
+    ),
+    "one sends what the other receives": Case(
+        [
+            look(0, at=("train.py:9 f", f"{MPI} Send"), state="R", cpu=1.0),
+            look(1, at=("train.py:7 f", f"{MPI} Recv"), state="R", cpu=1.0),
+        ],
+        "work",
+    ),
+    "all are in one call of MPI": Case(
+        [look(r, at=("train.py:9 f", f"{MPI} Allreduce"), state="R", cpu=1.0) for r in (0, 1)],
+        "work",
+        (),
+        ("all ranks communicate: ranks 0-1 are in Allreduce of MPI (train.py:9)",),
+    ),
+    "nobody sends what torch receives": Case(
+        [look(0, at=("train.py:9 f", f"{TORCH}:2 recv")), look(1, at=("data.py:3 f",))],
+        "apart",
+        (1,),
+        ("rank 0 is in recv of torch (train.py:9)", "rank 1 is at data.py:3"),
     ),
     "no rank": Case([], "work", ()),
 }

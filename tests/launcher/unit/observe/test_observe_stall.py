@@ -86,3 +86,11 @@ def test_a_guilty_rank_that_did_something_of_late_ends_no_job() -> None:
     made = clock(hang_s=30)
     assert not any(made.hangs(WAIT, STUCK, 14.0, 200.0 + n) for n in range(3))
     assert [made.hangs(WAIT, STUCK, 15.0, 200.0 + n) for n in range(2)] == [False, True]
+
+
+def test_a_transfer_in_which_bytes_moved_of_late_ends_no_job() -> None:
+    """Two looks at idle processors a second apart are not enough."""
+    made = clock(hang_s=30)
+    slow = RollVerdict("transfer", "all ranks have come", (), (0, 1), 100.0)
+    assert not any(made.hangs(WAIT, slow, 14.0, 200.0 + n) for n in range(3))
+    assert [made.hangs(WAIT, slow, 15.0, 200.0 + n) for n in range(2)] == [False, True]

@@ -21,16 +21,18 @@ import atexit
 import faulthandler
 import os
 import sys
+import time
 from _thread import start_new_thread  # by name: gevent and the like put theirs in its place
 from os import read, write
 from select import POLLIN, POLLOUT, poll
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import FrameType, ModuleType, TracebackType
+    from types import CodeType, FrameType, ModuleType, TracebackType
+    from typing import Any
 
 VARIABLE = "RANK_AGENT"
+MPI = "mpi4py.MPI"
 NUMBER = _signal.SIGRTMIN + 5
 FRAMES = 100  # of a thread: the innermost ones
 THREADS = 256
@@ -59,7 +61,7 @@ class Agent:
         self._native = 0
         self._resting = 0  # forks under way, and the end of the interpreter
         self._inbox = b""
-        self._calls: Callable[[], list[dict[str, object]]] | None = None
+        self._records: Any = None  # of calls.py, once somebody asks
 
     def begin(self) -> None:
         """Starts the thread; where there can be none, there is no agent."""
@@ -163,12 +165,14 @@ class Agent:
 
     def _answer(self, words: "list[str]") -> str:
         # first, and before the interpreter can be lost: who holds a frame holds what it refers to
-        stacks = stacks_of("threads" in words) if "stacks" in words else []
+        stacks, code, at = stacks_of("threads" in words) if "stacks" in words else ([], None, 0)
+        if code is not None and MPI in sys.modules:
+            stacks[0] = self._with_native(stacks[0], code, at)
         parts = [f'"id":{int(words[0])}', f'"signal":{self.signal}']
         if stacks:
             parts.append(f'"threads":[{",".join(stacks)}]')
         if "calls" in words and not is_ending():
-            parts.append(f'"calls":{encoded(self._evidence())}')
+            parts.append(f'"calls":{encoded(self._calls())}')
         progress = step_and_rate()
         if progress is not None:
             parts.append(f'"step":{progress[0]},"rate":{encoded(progress[1])}')
@@ -183,13 +187,27 @@ class Agent:
     def _owns_signal(self) -> bool:
         return bool(self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL)
 
-    def _evidence(self) -> "list[dict[str, object]]":
+    def _calls(self) -> "list[dict[str, object]]":
         try:
-            if self._calls is None:
-                self._calls = calls_of(self._folder + "/calls.py")
-            return self._calls()
+            found: list[dict[str, object]] = self._loaded().calls()
+            return found
         except Exception:  # no evidence is better than a wrong one
             return []
+
+    def _with_native(self, stack: str, code: "CodeType", at: int) -> str:
+        """The main thread's stack, with the function of MPI in which it is."""
+        try:
+            name = self._loaded().native_call(code, at)
+            file = str(sys.modules[MPI].__file__)
+        except Exception:  # as above
+            return stack
+        return f"{stack[:-2]},[{quoted(file)},0,{quoted(name)}]]}}" if name else stack
+
+    def _loaded(self) -> "Any":
+        if self._records is None:
+            module = loaded("muster_rank_calls", self._folder + "/calls.py")
+            self._records = module.Records(BEGAN_S)
+        return self._records
 
 
 def identity(fd: int) -> "tuple[int, int] | None":
@@ -215,12 +233,6 @@ def high(fd: int) -> int:
     return fd
 
 
-def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
-    """The function of that file."""
-    found: Callable[[], list[dict[str, object]]] = loaded("muster_rank_calls", path).calls
-    return found
-
-
 def loaded(name: str, path: str) -> "ModuleType":
     """The file as a module; by its path, for a script's modules may have any name."""
     import _frozen_importlib as importing
@@ -234,15 +246,19 @@ def loaded(name: str, path: str) -> "ModuleType":
     return module
 
 
-def stacks_of(of_all: bool) -> "list[str]":
-    """The threads as JSON, the main one first; strings, for containers would call the collector."""
-    main, own, found = MAIN, _thread.get_ident(), []
+def stacks_of(of_all: bool) -> "tuple[list[str], CodeType | None, int]":
+    """The threads as JSON, the main one first; strings, for containers would call the collector.
+    And the main thread's innermost code, with the instruction at which it is."""
+    main, own, found, at = MAIN, _thread.get_ident(), [], 0
+    inner: CodeType | None = None
     frames = sys._current_frames()
     for ident in sorted(frames, key=lambda one: one != main)[:THREADS]:
         if ident == own or not (of_all or ident == main):
             continue
         lines: list[str] = []
         frame: FrameType | None = frames[ident]
+        if ident == main and frame is not None:
+            inner, at = frame.f_code, frame.f_lasti
         while frame is not None and len(lines) < FRAMES:
             code = frame.f_code
             lines.append(
@@ -254,7 +270,7 @@ def stacks_of(of_all: bool) -> "list[str]":
         is_main = "true" if ident == main else "false"
         name = quoted(thread_name(ident))
         found.append(f'{{"name":{name},"main":{is_main},"frames":[{",".join(lines)}]}}')
-    return found
+    return found, inner, at
 
 
 def thread_name(ident: int) -> str:
@@ -377,4 +393,5 @@ def is_unanswered() -> bool:
 
 
 MAIN = _thread.get_ident()  # of the thread that runs the script
+BEGAN_S = time.monotonic()
 start()

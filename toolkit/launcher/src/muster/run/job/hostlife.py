@@ -91,6 +91,12 @@ class HostLife:
         self._let_go = False
         self._ends: tuple[m.RankEnd, ...] = ()
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether ranks of the job may run and nothing ends it yet: this host's may be through."""
+        through = self.state is State.ENDED and self._stop is None
+        return self.state is State.WATCH or through
+
     def on(self, event: Event, now: float) -> list[Action]:
         """The actions that follow from the event. Unexpected events are ignored, never fatal."""
         if isinstance(event, FromLeader):

@@ -109,7 +109,7 @@ class _Supervisor:
         )
         self._observing = Observing(
             self._loop, context, self._endpoint, self._ranks, self._recorder, self._log, self._mask,
-            lambda: self._plan, lambda: self._life.state is State.WATCH, self._happen,
+            lambda: self._plan, lambda: self._life.is_at_work, self._happen,
         )  # fmt: skip
         self._figures = Figures(
             self._loop, self._recorder, self._log, lambda: self._observing.sampler

@@ -76,6 +76,11 @@ class LocalLooks:
 
         self._ask(CALLS, self._ranks(), answered)
 
+    @property
+    def has_ranks(self) -> bool:
+        """Whether any rank of this host runs."""
+        return any(rank.runs for rank in self._ranks())
+
     def silent_s(self) -> float:
         """Since when no rank of this host has written anything; 0 where none runs."""
         now = time.monotonic()

@@ -70,7 +70,7 @@ class ObserverHost(Protocol):
     def job_hangs(self, error: HostError) -> None: ...
 
     def is_at_work(self) -> bool:
-        """Whether all ranks of this host have started and nothing ends the job yet."""
+        """Whether all ranks of this host have started, and nothing ends the job yet."""
         ...
 
 

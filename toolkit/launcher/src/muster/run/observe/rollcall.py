@@ -9,15 +9,18 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 
 from muster.run.observe.looks import Call, RankLook
 from muster.run.observe.wording import (
+    MPI,
     call_in_words,
     doing,
     is_busy,
     is_gone,
     is_idle,
     is_stopped,
+    library_call,
     of_ranks,
     place,
     seconds,
@@ -30,6 +33,8 @@ BRIEF_S = 1.0  # a shorter wait is part of any healthy job
 NAMED = 3  # guilty ranks that a sentence describes
 MOST_SHARE = 2 / 3  # of the ranks at one line, for the others to stand out
 WORK = "work"
+# of these one rank's meets another rank's of another name
+_PAIRED = frozenset(("send", "ssend", "bsend", "rsend", "recv", "mprobe", "probe", "sendrecv"))
 # ranks that stand still for a reason that does not go away by itself
 STUCK = frozenset({"waiting", "mismatch", "circle", "transfer", "stopped", "gone"})
 
@@ -39,7 +44,8 @@ class RollVerdict(NamedTuple):
 
     `kind`: waiting (for `guilty`, which do nothing useful), busy (for `guilty`, which compute, save
     or evaluate), mismatch (different calls), circle (of groups), transfer (all have come),
-    stopped, gone, idle, apart (most are idle at one line, `guilty` elsewhere), or work.
+    stopped, gone, idle, apart (most are idle at one line, `guilty` elsewhere or in another call),
+    or work.
     """
 
     kind: str
@@ -207,6 +213,7 @@ def _mismatch(roll: _Roll, wait: _Wait, waits: list[_Wait]) -> RollVerdict:
     named = [
         f"{of_ranks(ranks)} called {call_in_words(call, roll.world)}"
         + (f" {call.shape[:80]}").rstrip()
+        + roll.place(ranks)
         for ranks, call in zip(wait.odd[::-1], wait.odd_calls[::-1], strict=True)
     ]
     same_op = len({call.op for call in wait.odd_calls}) == 1
@@ -289,6 +296,9 @@ def _of_processes(roll: _Roll) -> RollVerdict:
         return RollVerdict("stopped", f"{roll.tells(stopped)}", tuple(stopped), (), quiet_s)
     if not here:
         return RollVerdict(WORK, "all ranks have ended" if gone else "there are no ranks")
+    called = _in_libraries(roll, looks) if not gone else None
+    if called is not None:
+        return called
     idle = [look for look in looks if is_idle(look)]
     if len(idle) < len(looks):
         return _apart(roll, looks) or RollVerdict(WORK, "all ranks work, nobody waits")
@@ -307,6 +317,34 @@ def _of_processes(roll: _Roll) -> RollVerdict:
     guilty = tuple(named or (here if same else ()))
     said = f"{since} and silent since {seconds(quiet_s)}: {roll.tells(guilty or here)}"
     return RollVerdict("idle", said, guilty, waiting, quiet_s)
+
+
+def _in_libraries(roll: _Roll, looks: Sequence[RankLook]) -> RollVerdict | None:
+    """Ranks are in calls that no library records, and others are not, or in other calls. How long
+    that has been so is not known: nobody is said to be stuck."""
+    calls: dict[str, list[int]] = {}
+    for look in looks:
+        call = library_call(look)
+        if call and is_idle(look) and not any(one.running for one in look.answer.calls):
+            calls.setdefault(call, []).append(look.rank)
+    at = sorted(rank for ranks in calls.values() for rank in ranks)
+    others = [look.rank for look in looks if look.rank not in set(at)]
+    if not at or (not others and len(calls) == 1 and not next(iter(calls)).endswith(MPI)):
+        return None
+    said = ", ".join(
+        f"{of_ranks(ranks)} {'is' if len(ranks) == 1 else 'are'} in {call}{roll.place(ranks)}"
+        for call, ranks in islice(calls.items(), NAMED)
+    )
+    if others:
+        busy = all(is_busy(roll.by_rank[rank]) for rank in others)
+        sentence = f"{said}, since when is not known; {roll.tells(others)}"
+        return RollVerdict("busy" if busy else "apart", sentence, tuple(others), tuple(at))
+    if all(call.partition(" ")[0].lower() in _PAIRED for call in calls) or len(calls) == 1:
+        return RollVerdict(WORK, f"all ranks communicate: {said}")
+    least = min(map(len, calls.values()))
+    few = sorted(r for ranks in calls.values() if len(ranks) == least for r in ranks)
+    said += ": if that stays so, these calls wait for one another"
+    return RollVerdict("apart", said, tuple(few), tuple(at))
 
 
 def _apart(roll: _Roll, looks: Sequence[RankLook]) -> RollVerdict | None:

@@ -73,10 +73,12 @@ class StallClock:
     def hangs(self, kind: str, verdict: RollVerdict, idle_s: float, now: float) -> bool:
         """Whether the job is to be ended: two roll calls in a row say the same of ranks that do
         nothing. `idle_s`: since when that is so, of all ranks, or of the guilty ones where others
-        wait. One that computes, moves bytes, saves or evaluates may well come to its end."""
+        wait; where none is guilty, of those that wait. One that computes, moves bytes, saves or
+        evaluates may well come to its end."""
         waited_s = idle_s if kind == IDLE else self.counted(verdict.waited_s, now)
         stuck = verdict.kind in STUCK or (kind == IDLE and verdict.kind in ("idle", "apart"))
-        if verdict.kind in ("waiting", "stopped"):  # the others were seen where they are
+        # of the others it was seen where they are; data may still move, and two looks miss that
+        if verdict.kind in ("waiting", "stopped", "transfer"):
             stuck = self.counted(idle_s, now) >= IDLE_PART * self._hang_s
         if not (stuck and self.may_hang(waited_s)):
             self._suspect = ()

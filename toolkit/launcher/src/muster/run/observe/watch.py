@@ -61,6 +61,7 @@ class StallWatch:
         self._clock = StallClock(deadlines, time.monotonic())
         self._calling = False
         self._kept = 0
+        self._others_s = time.monotonic()  # when a rank elsewhere was last known to do something
 
     def begin(self) -> None:
         if self._clock.every_s:
@@ -76,7 +77,9 @@ class StallWatch:
             self._looks.was_away()
         if self._owner.is_at_work() and not self._calling:
             self._looks.calls(self._waited)
-            if self._deadlines.hang_s or self._looks.silent_s() > self._clock.every_s:
+            if not self._looks.has_ranks:
+                self._others_idle()
+            elif self._deadlines.hang_s or self._looks.silent_s() > self._clock.every_s:
                 self._looks.measure(self._measured)
 
     def _waited(self, age_s: float) -> None:
@@ -91,8 +94,15 @@ class StallWatch:
                 self._tell()
 
     def _measured(self) -> None:
-        idle = self._looks.idle_s
-        idle_s = self._clock.counted(min(idle.values(), default=0.0), time.monotonic())
+        self._idle(min(self._looks.idle_s.values(), default=0.0))
+
+    def _others_idle(self) -> None:
+        """This host's ranks are through, and tell nothing of the others'."""
+        self._idle(time.monotonic() - self._others_s)
+
+    def _idle(self, time_s: float) -> None:
+        """Since when nothing is known to have been done."""
+        idle_s = self._clock.counted(time_s, time.monotonic())
         if self._leads and self._clock.is_due(IDLE, idle_s) and not self._calling:
             self._clock.called(IDLE, idle_s)
             self._calling = True
@@ -101,6 +111,8 @@ class StallWatch:
     def _all_idle(self, found: Collector) -> None:
         """Every host has looked at its ranks just now."""
         self._calling = False
+        idle_s = 0.0 if found.silent() else min(found.idle_s.values(), default=0.0)
+        self._others_s = time.monotonic() - idle_s
         if self._idle_s(found) > 0:
             self._call(IDLE)
 
@@ -124,7 +136,8 @@ class StallWatch:
         self._calling = False
         now = time.monotonic()
         verdict = answers.verdict_of(found)
-        guilty_s = min((found.idle_s.get(rank, 0.0) for rank in verdict.guilty), default=0.0)
+        meant = verdict.guilty or verdict.waiting
+        guilty_s = min((found.idle_s.get(rank, 0.0) for rank in meant), default=0.0)
         idle_s = self._idle_s(found) if kind == IDLE else guilty_s
         waited_s = self._clock.counted(verdict.waited_s, now)
         time_s = idle_s if kind == IDLE else waited_s

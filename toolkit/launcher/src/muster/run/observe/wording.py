@@ -21,6 +21,11 @@ _HIDDEN = (
     "/site-packages/", "/dist-packages/", "/lib/python3", "<frozen ", "/muster_collectives/",
     "/muster_modelparallel/", "/muster_parameter_server/", "/muster/rank_bootstrap/",
 )  # fmt: skip
+MPI = " of MPI"  # ends what `library_call` gives for it
+_LIBRARIES = (  # parts of files, those of an inner frame first
+    ("/mpi4py/MPI.", "MPI"), ("/torch/distributed/distributed_c10d.py", "torch"),
+    ("/muster_parameter_server/", "the parameter server"),
+)  # fmt: skip
 _SAVES = ("save", "checkpoint", "serialize", "export", "upload")
 _EVALUATES = ("eval", "valid", "test_epoch", "test_step", "predict", "inference")
 
@@ -110,8 +115,23 @@ def is_gone(look: RankLook) -> bool:
     return look.ended is not None or seen
 
 
+def library_call(look: RankLook) -> str:
+    """The call of a library in which its main thread is, by its stack, and which may wait for other
+    ranks: `Allreduce of MPI`, `recv of torch`; "" for none."""
+    thread = main_thread(look)
+    for frame in reversed(thread.frames if thread is not None else ()):
+        for part, library in _LIBRARIES:
+            if part in frame.file:
+                return f"{text_of(frame.function, 40)} of {library}"
+        if is_users(frame):
+            break
+    return ""
+
+
 def is_idle(look: RankLook) -> bool:
-    """Whether its processes use no processor at this moment."""
+    """Whether its processes use no processor at this moment, or wait: MPI does by polling."""
+    if library_call(look).endswith(MPI):
+        return not is_gone(look)
     return look.process.cpu_share < IDLE_SHARE and look.process.state != "R"
 
 
@@ -142,8 +162,12 @@ def doing(look: RankLook) -> str:
         found.append(text_of(process.waits_for, 2 * TEXT))
     if look.answer.how == "signal":
         found.append("in C code that holds Python's lock (the GIL)")
+    if call := library_call(look):
+        found.append(f"in {call}")
     if process.state == "D":
         found.append(f"waiting for a disk or a mount{_in_kernel(look)}")
+    elif call.endswith(MPI):
+        pass  # it polls
     elif process.cpu_share >= BUSY_SHARE or process.state == "R":
         found.append("computing")
     elif not is_idle(look) and process.state != "?":
