@@ -83,11 +83,8 @@ def prove(
                 raise SplitError(
                     f"buffer {name} has another value on each stage than in the whole model", _FIX
                 )
-        travels = [meta.dtype for at in range(split.parts) for meta in split.metas(at)]
         equal = (
-            _compare_gradients(whole.gradients, chain.gradients(found), travels, len(split.calls))
-            if gradients
-            else 0
+            _compare_gradients(whole.gradients, chain.gradients(found), split) if gradients else 0
         )
         return Proof(len(whole.outputs), len(whole.gradients), equal)
     finally:
@@ -275,13 +272,13 @@ def _compare(expected: Sequence[torch.Tensor], found: Sequence[torch.Tensor], di
 def _compare_gradients(
     wanted: Mapping[str, torch.Tensor],
     found: Mapping[str, torch.Tensor],
-    travels: Sequence[torch.dtype],
-    calls: int,
+    split: Split,
 ) -> int:
-    """How many have the same bits. `calls`: of units, through which gradients go."""
-    dtypes = {*travels, *(grad.dtype for grad in wanted.values())}
+    """How many have the same bits. What travels between stages may be coarser than they are."""
+    dtypes = {meta.dtype for at in range(split.parts) for meta in split.metas(at)}
+    dtypes |= {grad.dtype for grad in wanted.values()}
     coarsest = max((torch.finfo(one).eps for one in dtypes if one.is_floating_point), default=0.0)
-    rounding = _DEVIATIONS * math.sqrt(calls) * coarsest / 2
+    rounding = _DEVIATIONS * math.sqrt(len(split.calls)) * coarsest / 2
     relative = max(_TOLERANCE, rounding)
     equal = 0
     scale = max((_largest(grad) for grad in wanted.values()), default=0.0)
