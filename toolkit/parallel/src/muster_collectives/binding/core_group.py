@@ -149,32 +149,43 @@ class CoreGroup:
         tables = _NO_TABLES
         if in_counts is not None or out_counts is not None or blocks is not None:
             tables = self.tables(in_counts, out_counts, blocks)
+        self.perform(verb, dtype, op, root, source, target, count, *tables.at, limit_s)
+
+    def perform(
+        self, verb: Verb, dtype: DType, op: Op, root: int, source: int, target: int, count: int,
+        in_counts: int, out_counts: int, blocks: int, limit_s: float,
+    ) -> None:  # fmt: skip
+        """The same, where microseconds count: by position, and the tables by where they lie."""
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
-            if self._is_busy:
-                raise self.usage_error(reentrancy.BETWEEN, reentrancy.FLAG)
-            if self._handle is None:
-                raise self._unusable(Code.ECLOSED)
+            if self._is_busy or self._handle is None:
+                raise self._not_now()
             try:
                 self._is_busy = True
                 code = self._run_core(
-                    verb, dtype, op, root, source, target, count, *tables.at, limit_s,
+                    verb, dtype, op, root, source, target, count, in_counts, out_counts, blocks,
+                    limit_s,
                 )  # fmt: skip
             finally:
                 self._is_busy = False
             if code:
                 self._signals.raise_pending()
                 self._raise(code, Description(0, count, verb, dtype, op, root))
-            self._look_for_stragglers()
+            self._countdown -= 1
+            if not self._countdown:
+                self._look_for_stragglers()
         finally:
             self._lock.release()
 
     def _look_for_stragglers(self) -> None:
-        self._countdown -= 1
-        if not self._countdown:
-            self._countdown = _LOOK_EVERY
-            self._stragglers.look(self.waits_s)
+        self._countdown = _LOOK_EVERY
+        self._stragglers.look(self.waits_s)
+
+    def _not_now(self) -> CollectiveError:
+        if self._is_busy:
+            return self.usage_error(reentrancy.BETWEEN, reentrancy.FLAG)
+        return self._unusable(Code.ECLOSED)
 
     def end_async(self, address: ctypes.c_void_p, code: int, called: Description | None) -> None:
         """Of one that is done; raises for the one that was `called` and failed with `code`."""
@@ -183,7 +194,9 @@ class CoreGroup:
                 self.library.mc_async_wait(handle, address, 0.0, self._failure.address)
                 self._signals.raise_pending()
                 self._raise(code, called)
-            self._look_for_stragglers()
+            self._countdown -= 1
+            if not self._countdown:
+                self._look_for_stragglers()
 
     @contextmanager
     def alone(self) -> Iterator[ctypes.c_void_p]:
@@ -191,10 +204,8 @@ class CoreGroup:
         if not self._lock.acquire(False):
             self._wait_for_turn()
         try:
-            if self._is_busy:
-                raise self.usage_error(reentrancy.BETWEEN, reentrancy.FLAG)
-            if self._handle is None:
-                raise self._unusable(Code.ECLOSED)
+            if self._is_busy or self._handle is None:
+                raise self._not_now()
             try:
                 self._is_busy = True
                 yield self._handle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hmac
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from muster_collectives.runtime.errors import CoreError, SettingsError
@@ -214,7 +214,8 @@ def better(
 
 
 def encode_node_info(info: NodeInfo) -> dict[str, Any]:
-    return {**asdict(info), "tuning": encode(info.tuning)}
+    said = {field.name: getattr(info, field.name) for field in fields(info)}
+    return {**said, "tuning": encode(info.tuning)}
 
 
 def decode_node_info(said: Mapping[str, Any]) -> NodeInfo:

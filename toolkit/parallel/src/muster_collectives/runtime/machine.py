@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 
 _CGROUP = "/sys/fs/cgroup"
@@ -43,6 +44,7 @@ def _quota_v1() -> float:
     return quota_of(f"{_read(f'{folder}/cpu.cfs_quota_us')} {_read(f'{folder}/cpu.cfs_period_us')}")
 
 
+@functools.cache  # a machine keeps its own, and groups are many
 def cache_bytes() -> int:
     """The last-level cache; 0 where the system does not say."""
     found = 0
@@ -58,6 +60,7 @@ def cache_bytes() -> int:
     return found
 
 
+@functools.cache
 def boot_id() -> str:
     """The same for all processes of a running kernel; "" where the system does not say."""
     return _read(_BOOT_ID)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 
 from muster_collectives.runtime.errors import SettingsError
 from muster_collectives.runtime.types import Wire
@@ -78,6 +78,9 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "eager_bytes": (0, 1 << 62),
     "streams": (1, 64),
 }
+
+
+_NAMES = tuple(field.name for field in fields(Tuning))
 
 
 def defaults(cache_bytes: int, spins: bool) -> Tuning:
@@ -154,13 +157,12 @@ def parse_seconds(text: str, where: str, low: float, high: float) -> float:
 
 def encode(tuning: Tuning) -> dict[str, object]:
     """As JSON values."""
-    return {**asdict(tuning), "wire": int(tuning.wire)}
+    return {**{name: getattr(tuning, name) for name in _NAMES}, "wire": int(tuning.wire)}
 
 
 def decode(values: Mapping[str, object]) -> Tuning:
     """The way back. Raises SettingsError, TypeError for what `encode` did not make."""
-    known = {field.name for field in fields(Tuning)}
-    given = {name: value for name, value in values.items() if name in known}
+    given = {name: value for name, value in values.items() if name in _NAMES}
     given["wire"] = Wire(int(str(given.get("wire", 0))))
     return Tuning(**given)  # type: ignore[arg-type]
 

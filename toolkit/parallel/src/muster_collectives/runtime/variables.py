@@ -84,8 +84,10 @@ class Variables:
 
 def read(environ: Mapping[str, str]) -> Variables:
     """All of ours in `environ`; never raises."""
-    values = {name: environ[name].strip() for name in KNOWN if environ.get(name, "").strip()}
-    unknown = [name for name in sorted(environ) if name.startswith(PREFIX) and name not in KNOWN]
+    ours = [name for name in sorted(environ) if name.startswith(PREFIX)]
+    said = {name: environ[name].strip() for name in ours if name in KNOWN}
+    values = {name: text for name, text in said.items() if text}
+    unknown = [name for name in ours if name not in KNOWN]
     notes = [_unknown(name) for name in unknown]
     for alias, name in ALIASES.items():
         value = environ.get(alias, "").strip()

@@ -43,11 +43,13 @@ _SHOWN_RANKS = 8
 @dataclass(frozen=True)
 class Made:
     """What a new process group is made of. `communicator` None: CPU tensors go to gloo, `why` says
-    the reason. `generation` is the prefix in the store that only this making of the group has."""
+    the reason. `generation` is the prefix in the store that only this making of the group has;
+    `asynchronous` what Settings say of it."""
 
     communicator: Communicator | None
     generation: str
     why: str = ""
+    asynchronous: str = ""
 
 
 def member_text(group_id: str, ranks: list[int]) -> str:
@@ -77,10 +79,10 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
     agreement = Agreement(TorchStore(store), rank, size, name, timeout_s, falls_back=True)
     communicator, failed = None, ""
     try:
-        problem = _problem()
-        if problem is not None:
-            agreement.fail(problem)
-        communicator = make(agreement, settings.current(), os.environ)
+        usable = _usable()
+        if isinstance(usable, CollectiveError):
+            agreement.fail(usable)
+        communicator = make(agreement, usable, os.environ)
     except CollectiveError as error:
         if agreement.is_settled:
             failed = str(error)
@@ -101,7 +103,8 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
             communicator.close()
         raise
     if not any(words):
-        return Made(communicator, agreement.generation)
+        assert isinstance(usable, settings.Settings)
+        return Made(communicator, agreement.generation, asynchronous=usable.asynchronous)
     if communicator is not None:
         communicator.close()
     why = _said("the group could not be made with the core", words)
@@ -110,19 +113,19 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
     return Made(None, agreement.generation, why)
 
 
-def _problem() -> CollectiveError | None:
-    """Why this rank cannot use the core."""
+def _usable() -> settings.Settings | CollectiveError:
+    """What this rank makes the group with, or why it cannot use the core."""
     try:
         found = settings.current()
         read_device_settings(os.environ)
         if found.gloo:
             return CoreError("COLLECTIVES_GLOO=1")
         library.load(found.core)
+        return found
     except (SettingsError, CoreError) as error:
         # another one, for that one holds the frames of this call, and so torch's store, which ends
         # the process where it outlives torch
         return type(error)(error.message, error.fix)
-    return None
 
 
 @functools.cache
@@ -181,7 +184,7 @@ def make_group(
         Identity(name, rank, size, tuple(members), made.generation, "torch"),
         made.communicator,
         made.why,
-        OpQueue(name, is_eager(nodes, rank), made.communicator),
+        OpQueue(name, is_eager(nodes, rank, made.asynchronous), made.communicator),
         Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
         Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
     )
@@ -190,9 +193,9 @@ def make_group(
     return MusterProcessGroup(state, timeout_s)
 
 
-def is_eager(nodes: Sequence[int], rank: int) -> bool:
-    """Whether asynchronous calls go to a thread at once: there are processors to spare."""
-    way = settings.current().asynchronous
+def is_eager(nodes: Sequence[int], rank: int, way: str) -> bool:
+    """Whether asynchronous calls go to a thread at once: there are processors to spare, or the
+    person has chosen the `way`."""
     if way:
         return way == "lane"
     locals_ = nodes.count(nodes[rank])

@@ -23,7 +23,6 @@ from muster_collectives.runtime.types import Verb
 from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.lowered import (
     SUMS_AS_THEY_LIE,
-    Element,
     LoweredOp,
     NotLoweredError,
 )
@@ -34,6 +33,7 @@ from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 _C10D = vars(dist.distributed_c10d)
 _STRIDED = torch.strided
 _ALL_REDUCE = Verb.ALL_REDUCE
+_OPTIONS = dist.AllreduceOptions
 _PLAIN = frozenset((torch.Tensor, torch.nn.Parameter))
 
 
@@ -55,6 +55,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._op_queue = state.op_queue
         self._is_eager = state.op_queue.eager
         self._run: Any = None if state.communicator is None else state.communicator.run
+        self._perform: Any = None if state.communicator is None else state.communicator.perform
         self._done = CompletedWork()
         self._together: list[Any] | None = None
         self._transfers: Any = state.transfers
@@ -132,27 +133,29 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def shutdown(self) -> None:
         """Finishes what was begun and gives everything back."""
-        self._run = None
+        self._run = self._perform = None
         self._finalizer()
 
     # --- verbs
 
     def allreduce(self, tensors: Any, opts: Any = None, *rest: Any, **named: Any) -> Any:
         """c10d's allreduce; see torch.distributed."""
-        is_explicit = _is_from_c10d()
-        if opts.__class__ is dist.AllreduceOptions:
-            work = self._sum_as_it_lies(tensors, opts, is_explicit)
+        # not asynchronous: nobody asks who calls. Older torch does not say it: all is, then
+        is_async = getattr(opts, "asyncOp", True)
+        is_explicit = is_async and _is_from_c10d()
+        if opts.__class__ is _OPTIONS:
+            work = self._sum_as_it_lies(tensors, opts, is_async, is_explicit)
             if work is not None:
                 return work
         given = (tensors, *rest) if opts is None else (tensors, opts, *rest)
         return self._call(VERBS["allreduce"], given, named, is_explicit)
 
-    def _sum_as_it_lies(self, tensors: Any, options: Any, is_explicit: bool) -> Any:
+    def _sum_as_it_lies(self, tensors: Any, options: Any, is_async: bool, is_explicit: bool) -> Any:
         """The sum that DDP and small tensors need, where microseconds count: of one tensor that the
         core reads as it lies, now. It is lowered to a single call, without the lists and copies of
         a LoweredOp. None for any other."""
-        run = self._run
-        if run is None or tensors.__class__ is not list or len(tensors) != 1:
+        perform = self._perform
+        if perform is None or tensors.__class__ is not list or len(tensors) != 1:
             return None
         tensor = tensors[0]
         if tensor.__class__ not in _PLAIN or not tensor.is_cpu or tensor.layout is not _STRIDED:
@@ -160,25 +163,18 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         element = SUMS_AS_THEY_LIE.get((tensor.dtype, hash(options.reduceOp)))
         if element is None or not tensor.is_contiguous() or tensor.is_neg():
             return None
-        is_async = getattr(options, "asyncOp", True)
-        if self._is_queued(is_async, is_explicit):
+        if is_async and self._is_queued(True, is_explicit):
             return None
-        if self._op_queue.is_used:
-            self._op_queue.run(
-                functools.partial(self._sum, run, tensor, element, options, is_async)
-            )
-        else:
-            self._sum(run, tensor, element, options, is_async)
-        return CompletedWork(tensors) if is_async else self._done
-
-    def _sum(self, run: Any, tensor: Any, element: Element, options: Any, is_async: bool) -> None:
         # what is not asynchronous comes from dist.all_reduce, which has no timeout
         limit_s = self._limit_s(options) if is_async else self._timeout_s
         place = tensor.data_ptr()
-        run(
-            _ALL_REDUCE, source=place, target=place, count=tensor.numel(), dtype=element.dtype,
-            op=element.op, timeout_s=limit_s,
-        )  # fmt: skip
+        dtype, op, _ = element
+        call = (_ALL_REDUCE, dtype, op, 0, place, place, tensor.numel(), 0, 0, 0, limit_s)
+        if self._op_queue.is_used:
+            self._op_queue.run(functools.partial(perform, *call))
+        else:
+            perform(*call)
+        return CompletedWork(tensors) if is_async else self._done
 
     def _call(
         self, verb: C10dVerb, args: Sequence[Any], named: Mapping[str, Any], is_explicit: bool
