@@ -27,6 +27,7 @@ from benchmarks.launcher import (
     parent,
     pump,
     reports,
+    seeing,
     soak,
     told,
 )
@@ -206,6 +207,7 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "outages": lambda folder, rounds: outages.rows(folder),
     "desk": lambda folder, rounds: desk.rows(folder / "desk"),
     "report": lambda folder, rounds: reports.rows(folder / "report", rounds),
+    "seeing": lambda folder, rounds: seeing.rows(folder / "seeing", rounds),
     "load": lambda folder, rounds: load.rows(),
     "metrics": lambda folder, rounds: metrics.rows(folder / "metrics"),
     "soak": lambda folder, rounds: soak.rows(),

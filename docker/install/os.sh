@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # os.sh PYTHON REFRESH: the distribution's part of every image: Python, tini as PID 1, certificates,
 # /opt/ml. Python is the base's own where it has that one, else Debian's. REFRESH only makes it
-# another step than before (docs/how-to/images.md).
+# another step than before (docs/how-to/images/README.md).
 set -euo pipefail
 python=$1
 export DEBIAN_FRONTEND=noninteractive
@@ -11,7 +11,7 @@ apt-get upgrade -y -qq --no-install-recommends
 apt-get install -y -qq --no-install-recommends ca-certificates tini
 has || apt-get install -y -qq --no-install-recommends python3
 if ! has; then
-  printf 'os.sh: PYTHON=%s, but this base has %s: take a base that has it (docs/how-to/images.md)\n' \
+  printf 'os.sh: PYTHON=%s, but this base has %s: take a base that has it (docs/how-to/images/README.md)\n' \
     "$python" "$(python3 --version)" >&2
   exit 1
 fi

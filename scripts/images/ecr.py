@@ -196,6 +196,7 @@ def _refusal(doing: str, error: Any) -> ImageError:
     if code in _UNKNOWN_KEY:
         return ImageError(f"AWS does not know these credentials; {said}", "check AWS_PROFILE")
     if code in _DENIED:
-        cure = f"allow {error.operation_name} (docs/how-to/ecr.md lists all), or use another role"
+        page = "docs/how-to/images/ecr.md"
+        cure = f"allow {error.operation_name} ({page} lists all), or use another role"
         return ImageError(f"these credentials may not do that; {said}", cure)
-    return ImageError(said, "docs/how-to/ecr.md says what a push needs")
+    return ImageError(said, "docs/how-to/images/ecr.md says what a push needs")

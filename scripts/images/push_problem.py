@@ -10,7 +10,8 @@ from scripts.images.errors import ImageError
 __all__ = ["INSECURE", "explained"]
 
 INSECURE = (
-    "give it a certificate, or name it in the engine's insecure-registries (docs/how-to/ecr.md)"
+    "give it a certificate, or name it in the engine's insecure-registries "
+    "(docs/how-to/images/ecr.md)"
 )
 
 
@@ -62,8 +63,8 @@ _KNOWN = (
     _known(
         "denied|forbidden",
         "the registry does not let this user push there",
-        "ask for the right to push (on ECR the actions that docs/how-to/ecr.md lists), or check "
-        "--registry and --repository",
+        "ask for the right to push (on ECR the actions that docs/how-to/images/ecr.md lists), or "
+        "check --registry and --repository",
     ),
     _known(
         "connection refused|no such host|i/o timeout|deadline exceeded|unreachable|Client.Timeout"

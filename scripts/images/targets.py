@@ -36,7 +36,7 @@ TARGETS: Mapping[str, Target] = {
         Target("cpu", "torch", "TORCH_VERSION"),
         Target("cpu-devel", "torch", "TORCH_VERSION"),
         Target("cuda-efa", "torch", "TORCH_VERSION"),
-        # it has no lock yet: making one needs AWS's index (docs/how-to/accelerators.md)
+        # it has no lock yet: making one needs AWS's index (docs/how-to/images/accelerators.md)
         Target("neuron", "torch", "NEURON_TORCH_VERSION", published=False),
     )
 }

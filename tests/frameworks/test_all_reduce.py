@@ -1,4 +1,4 @@
-"""The bandwidth check of docs/how-to/accelerators.md, without GPUs."""
+"""The bandwidth check of docs/how-to/images/accelerators.md, without GPUs."""
 
 from __future__ import annotations
 

@@ -158,6 +158,19 @@ def test_each_fault_is_told_on_all_ranks_with_the_rank_that_caused_it(
 
 
 @pytest.mark.usefixtures("core")
+def test_groups_without_a_failure_leave_as_many_records_as_are_asked_for(tmp_path: Path) -> None:
+    env = {"COLLECTIVES_RECORDS": "200", "COLLECTIVES_FLIGHT_DIR": str(tmp_path)}
+    _run("agree", 2, env)
+    logs = sorted(tmp_path.iterdir())
+    assert [log.name for log in logs] == [f"flight-world-rank{rank}.json" for rank in range(2)]
+    log = json.loads(logs[0].read_text())
+    numbers = [one["seq"] for one in log["operations"]]
+    assert log["error"] is None
+    assert numbers == list(range(numbers[-1] - 199, numbers[-1] + 1))
+    assert numbers[0] > 1  # the oldest are gone
+
+
+@pytest.mark.usefixtures("core")
 @pytest.mark.promise("F41")
 def test_a_killed_rank_is_named_by_the_survivors() -> None:
     argv = ["-I", "-S", str(WORKER), str(SOURCES), "dies"]

@@ -1,6 +1,6 @@
 """The neuron image, built against STUB upstreams: a stub of AWS's EFA installer, of Neuron's apt
 repository and of its wheels. What it does on a real Neuron device is not proved here
-(docs/how-to/accelerators.md).
+(docs/how-to/images/accelerators.md).
 """
 
 from __future__ import annotations

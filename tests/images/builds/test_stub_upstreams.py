@@ -1,7 +1,7 @@
 """The cuda-efa and neuron images, built against STUB upstreams: a stub of AWS's EFA installer, of
 Neuron's repositories, and of the CUDA wheels. They prove order, flags, refusals, paths and the
 environment of docker/Dockerfile; that the real software works on real hardware they cannot prove
-(docs/how-to/accelerators.md).
+(docs/how-to/images/accelerators.md).
 """
 
 from __future__ import annotations

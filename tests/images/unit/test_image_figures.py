@@ -1,4 +1,4 @@
-"""Figures of docs/how-to/images.md and docs/compare.md are from the last `make bench-images`."""
+"""Figures of the page on images and of docs/compare.md are from the last `make bench-images`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from scripts.images.pins import CHECKOUT
 
-TABLE = (CHECKOUT / "docs" / "how-to" / "images.md").read_text().partition("## Measured")[2]
+TABLE = (CHECKOUT / "docs/how-to/images/README.md").read_text().partition("## Measured")[2]
 COMPARED = (CHECKOUT / "docs" / "compare.md").read_text()
 ROWS: dict[str, dict[str, Any]] = {
     row["what"]: row

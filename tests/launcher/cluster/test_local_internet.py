@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.local.local_runs import MARK, Start, start
-from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import as_nobody, readable_python
 from tests.support.waiting import wait_until
 
 __all__ = ["start"]
@@ -61,11 +61,12 @@ def end_server(home: Path) -> None:
         os.kill(int((home / "server").read_text()), signal.SIGKILL)
 
 
-@pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    fill(tmp_path)
-    yield tmp_path
-    end_server(tmp_path)
+@pytest.fixture(autouse=True)
+def server_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    name = "nobodys_home" if "nobodys_home" in request.fixturenames else "home"
+    home = request.getfixturevalue(name)
+    yield
+    end_server(home)
 
 
 def wrapper() -> tuple[str, ...]:
@@ -97,13 +98,6 @@ mknod -m 666 /mnt/tun c 10 200
 mount --bind /mnt/tun /dev/net/tun
 exec "$@"
 """
-
-
-@pytest.fixture
-def nobodys_home() -> Iterator[Path]:
-    with home_of_nobody(fill) as home:
-        yield home
-        end_server(home)
 
 
 def test_every_host_does_without_root(nobodys_home: Path, start: Start) -> None:

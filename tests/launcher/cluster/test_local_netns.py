@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,6 @@ from tests.launcher.support.local.local_runs import (
 from tests.launcher.support.local.unprivileged import (
     NOBODY,
     as_nobody,
-    home_of_nobody,
     readable_python,
 )
 from tests.support.waiting import wait_until, within
@@ -79,24 +77,12 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"this machine allows no namespaces: {reason}")
 
 
-def fill(home: Path) -> Path:
+def fill(home: Path) -> None:
     (home / "src").mkdir()
     (home / "data").mkdir()
     (home / "data/a.csv").write_text("1,2\n")
     for name, text in (("train.py", SCRIPT), ("stubborn.py", STUBBORN), ("look.py", LOOK)):
         (home / "src" / name).write_text(text)
-    return home
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return fill(tmp_path)
-
-
-@pytest.fixture
-def nobodys_home() -> Iterator[Path]:
-    with home_of_nobody(fill) as home:
-        yield home
 
 
 def check_facts(facts: dict[str, Any]) -> None:

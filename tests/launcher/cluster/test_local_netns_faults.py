@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
 from tests.launcher.support.local.local_runs import LocalRun, Start, start
-from tests.launcher.support.local.unprivileged import as_nobody, home_of_nobody, readable_python
+from tests.launcher.support.local.unprivileged import as_nobody, readable_python
 
 __all__ = ["start"]
 
@@ -48,20 +47,8 @@ def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
         pytest.skip(f"this machine allows no namespaces: {reason}")
 
 
-def fill(home: Path) -> Path:
+def fill(home: Path) -> None:
     (home / "train.py").write_text(SCRIPT)
-    return home
-
-
-@pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return fill(tmp_path)
-
-
-@pytest.fixture
-def nobodys_home() -> Iterator[Path]:
-    with home_of_nobody(fill) as home:
-        yield home
 
 
 def argv(*faults: str, seconds: float = 60) -> list[str]:

@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 13u
+#define MC_ABI 14u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -97,6 +97,7 @@ struct mc_layout {
   const struct mc_address *addresses; /* [size], where ranks of other nodes listen; NULL: one node */
   uint8_t key[32];                    /* the group's secret; the hello of every connection proves it */
   struct mc_tuning tuning;            /* the same on all ranks */
+  uint32_t records;                   /* how many the flight log keeps; 0: MC_RECORDS */
 };
 
 MC_API uint32_t mc_abi(void);

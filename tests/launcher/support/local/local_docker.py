@@ -93,24 +93,26 @@ def start(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
             remove(engine, run)
 
 
-def fill(home: Path) -> Path:
+def fill(home: Path) -> None:
     """A folder with a source folder and a channel."""
     (home / "src").mkdir()
     (home / "data").mkdir()
     (home / "data/a.csv").write_text("1,2\n")
     for name, text in (("train", SCRIPT), ("stubborn", STUBBORN)):
         (home / "src" / f"{name}.py").write_text(text)
-    return home
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Path:
-    return fill(tmp_path)
+def home(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    """A folder with what the test's module, if it has a `fill` of its own, puts there."""
+    getattr(request.module, "fill", fill)(tmp_path)
+    return tmp_path
 
 
 @pytest.fixture
-def nobodys_home() -> Iterator[Path]:
-    with home_of_nobody(fill) as home:
+def nobodys_home(request: pytest.FixtureRequest) -> Iterator[Path]:
+    """The same, of an unprivileged user."""
+    with home_of_nobody(getattr(request.module, "fill", fill)) as home:
         yield home
 
 

@@ -111,7 +111,7 @@ static void end(struct mc_comm *c, int code) {
   add_s(&c->stats.times_s[verb], took);
   add_s(&c->stats.wait_s, c->waited_ns);
   c->waited_ns = 0;
-  c->records[c->seq % MC_RECORDS] = (struct mc_record){
+  c->records[c->seq % c->record_count] = (struct mc_record){
       .what = c->desc, .began_s = (double)c->began_ns / 1e9, .took_s = (double)took / 1e9, .code = code, .path = c->path};
   note(c, now, false);
 }

@@ -56,7 +56,8 @@ static int allocate(struct mc_comm *c) {
   c->node_of = calloc(4 * n + 1, sizeof *c->node_of);
   c->error_status = calloc(n > MC_STATUS_RANKS ? n : MC_STATUS_RANKS, 1);
   c->peer_wait_ns = calloc(n, sizeof *c->peer_wait_ns);
-  if (!c->node_of || !c->error_status || !c->peer_wait_ns) return ENOMEM;
+  c->records = calloc(c->record_count, sizeof *c->records);
+  if (!c->node_of || !c->error_status || !c->peer_wait_ns || !c->records) return ENOMEM;
   c->local_of = c->node_of + n, c->members = c->local_of + n, c->first_of = c->members + n;
   return 0;
 }
@@ -66,7 +67,7 @@ static void release(struct mc_comm *c) {
   pthread_mutex_destroy(&c->call_lock);
   pthread_mutex_destroy(&c->region_lock);
   mc_segment_detach(c);
-  free(c->node_of), free(c->error_status), free(c->peer_wait_ns);
+  free(c->node_of), free(c->error_status), free(c->peer_wait_ns), free(c->records);
   free(c);
 }
 
@@ -96,6 +97,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->rank = layout->rank;
   c->size = layout->size;
   c->tuning = layout->tuning;
+  c->record_count = layout->records ? layout->records : MC_RECORDS;
   c->pid = (int)getpid();
   c->segment_fd = layout->segment_fd;
   memcpy(c->key, layout->key, sizeof c->key);
@@ -165,9 +167,9 @@ void mc_waits_read(struct mc_comm *c, double *wait_s) {
 }
 
 uint32_t mc_records_read(struct mc_comm *c, struct mc_record *records, uint32_t room) {
-  uint64_t last = c->seq, kept = last < MC_RECORDS ? last : MC_RECORDS;
+  uint64_t last = c->seq, kept = last < c->record_count ? last : c->record_count;
   uint32_t n = room < kept ? room : (uint32_t)kept;
-  for (uint32_t i = 0; i < n; i++) records[i] = c->records[(last - n + 1 + i) % MC_RECORDS];
+  for (uint32_t i = 0; i < n; i++) records[i] = c->records[(last - n + 1 + i) % c->record_count];
   return n;
 }
 

@@ -100,7 +100,8 @@ struct mc_comm {
   struct mc_op_queue *op_queue; /* NULL until the first mc_async_post */
   struct mc_stats stats;
   uint64_t *peer_wait_ns;    /* [size] */
-  struct mc_record records[MC_RECORDS]; /* at seq % MC_RECORDS */
+  struct mc_record *records; /* [record_count], at seq % record_count */
+  uint32_t record_count;
   uint32_t path;
   struct mc_signal_check *signals; /* lets signal handlers run in long waits; NULL: none */
   uint64_t signals_checked_ns;     /* when they last could */

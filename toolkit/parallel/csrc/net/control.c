@@ -77,7 +77,7 @@ static void on_abort(struct mc_loop *loop, const struct mc_conn *conn, const uin
 /* Whether the call that a control message names was another one here: the current call, or one of the last. */
 static bool differs(const struct mc_comm *c, const struct mc_frame *frame) {
   if (frame->seq == c->desc.seq) return frame->fingerprint != c->call_fingerprint;
-  const struct mc_desc theirs = mc_desc_of(frame), *mine = &c->records[frame->seq % MC_RECORDS].what;
+  const struct mc_desc theirs = mc_desc_of(frame), *mine = &c->records[frame->seq % c->record_count].what;
   return mine->seq == frame->seq && frame->seq < c->desc.seq && memcmp(mine, &theirs, sizeof theirs) != 0;
 }
 

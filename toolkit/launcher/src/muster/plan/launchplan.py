@@ -7,6 +7,7 @@ from enum import Enum
 from types import MappingProxyType
 
 from muster.types.environment import AT_START, LAUNCHER, MUSTER, RUN_FACTS, Environment
+from muster.types.names import runs, runs_in_words
 from muster.types.values import Bare, NamedTuple
 
 
@@ -213,7 +214,7 @@ class LaunchPlan(NamedTuple):
         ranks: dict[int, list[int]] = {}
         for slot in self.ranks:
             ranks.setdefault(slot.host, []).append(slot.rank)
-        of_hosts = {names[host]: _in_words(found) for host, found in ranks.items()}
+        of_hosts = {names[host]: runs_in_words(runs(found)) for host, found in ranks.items()}
         return {"option": self.option, "world_size": self.world_size, "ranks": of_hosts}
 
     @property
@@ -265,11 +266,3 @@ class LaunchPlan(NamedTuple):
             self.agreed,
         ]
         return hashlib.sha256(json.dumps(content, separators=(",", ":")).encode()).hexdigest()
-
-
-def _in_words(ranks: Sequence[int]) -> str:
-    first, last, count = ranks[0], ranks[-1], len(ranks)
-    if count == 1:
-        return str(first)
-    follow = last - first == count - 1
-    return f"{first}-{last}" if follow else ",".join(map(str, ranks))

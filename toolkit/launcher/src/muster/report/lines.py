@@ -6,11 +6,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from typing import IO, Any
+from typing import Any
+
+from muster.types.files import open_plain
 
 PIECE_BYTES = 1 << 20
 MOST_BYTES = 1 << 30  # of one file; what follows is left out, and said
-_FLAGS = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC  # no link, no fifo
 
 
 class Lines:
@@ -28,7 +29,7 @@ class Lines:
         """Lists of objects, in the order of the file."""
         rest = b""
         read = 0
-        with open_file(self._path) as file:
+        with open_plain(self._path) as file:
             size = os.fstat(file.fileno()).st_size
             while read < self._most and (data := file.read(PIECE_BYTES)):
                 read += len(data)
@@ -56,11 +57,6 @@ class Lines:
         return good
 
 
-def open_file(path: str) -> IO[bytes]:
-    """Follows no link, waits for no writer. Raises OSError."""
-    return open(os.open(path, _FLAGS), "rb")
-
-
 def _parsed(line: bytes) -> object:
     try:
         return json.loads(line)
@@ -70,7 +66,7 @@ def _parsed(line: bytes) -> object:
 
 def tail(path: str, most_bytes: int) -> str:
     """The end of a text file, from a line's beginning. Raises OSError."""
-    with open_file(path) as file:
+    with open_plain(path) as file:
         size = os.fstat(file.fileno()).st_size
         file.seek(max(0, size - most_bytes))
         data = file.read(most_bytes)

@@ -51,3 +51,8 @@ def runs(numbers: Iterable[int]) -> list[tuple[int, int]]:
         else:
             found.append((number, number))
     return found
+
+
+def runs_in_words(found: Iterable[tuple[int, int]], separator: str = ",") -> str:
+    """`0-3,6`."""
+    return separator.join(f"{low}-{high}" if high > low else f"{low}" for low, high in found)

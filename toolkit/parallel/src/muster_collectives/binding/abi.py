@@ -18,8 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 13
-RECORDS = 128
+ABI = 14
 UNDER_WAY = -1
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -68,7 +67,7 @@ class McLayout(ctypes.Structure):
     _fields_ = (
         ("abi", u32), ("rank", u32), ("size", u32), ("node_of", ptr),
         ("segment_fd", i32), ("listen_fd", i32), ("addresses", ptr),
-        ("key", u8 * 32), ("tuning", McTuning),
+        ("key", u8 * 32), ("tuning", McTuning), ("records", u32),
     )  # fmt: skip
 
 

@@ -95,6 +95,7 @@ class CoreGroup:
         self._pid = os.getpid()
         folder = settings.flight_dir
         self._flight = Flight(folder, name, layout.rank, layout.size) if folder else None
+        self._keeps_flight = settings.keeps_flight
         self._stragglers = Stragglers(name, layout.rank, layout.locals, settings.straggler_s)
         self._failure = abi.FailurePlace(layout.size)
         self._signals = SignalCheck()
@@ -112,7 +113,8 @@ class CoreGroup:
         self._broken: CollectiveError | None = None  # how the first collective failed
         self._handle: ctypes.c_void_p | None = None
         handle = ctypes.c_void_p()
-        code = library.create(self.library, layout, create_s, handle, self._failure)
+        self._records = settings.records
+        code = library.create(self.library, layout, create_s, handle, self._failure, self._records)
         if code:
             failure = self._failure.read(code)
             raise error_of(failure, name, self.rank, self.size, call="making the group")
@@ -303,9 +305,9 @@ class CoreGroup:
 
     def records(self) -> tuple[Record, ...]:
         """The last operations, oldest first."""
-        raw = (abi.McRecord * abi.RECORDS)()
+        raw = (abi.McRecord * self._records)()
         with self.inside() as handle:
-            count = self.library.mc_records_read(handle, ctypes.addressof(raw), abi.RECORDS)
+            count = self.library.mc_records_read(handle, ctypes.addressof(raw), self._records)
         found = (abi.record(raw[index]) for index in range(count))
         return tuple(record for record in found if record is not None)
 
@@ -331,8 +333,12 @@ class CoreGroup:
     # --- the end
 
     def write_summary(self) -> None:
-        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says. Never raises; `close` and
-        the end of the interpreter do it."""
+        """What the group did, once, where COLLECTIVES_SUMMARY_DIR says, and its last operations
+        where COLLECTIVES_RECORDS is set. Never raises; `close` and the end of the interpreter do
+        it."""
+        if self._flight is not None and self._keeps_flight:
+            with suppress(CollectiveError):
+                self._flight.write(None, self.records(), self.waits_s)
         summary, self.summary = self.summary, None
         if summary is not None:
             summary.write(

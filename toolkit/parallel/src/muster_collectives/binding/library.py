@@ -40,16 +40,17 @@ def _load(path: str) -> ctypes.CDLL:
 
 def create(
     library: ctypes.CDLL, layout: GroupLayout, timeout_s: float, handle: ctypes.c_void_p,
-    place: abi.FailurePlace,
+    place: abi.FailurePlace, records: int = 0,
 ) -> int:  # fmt: skip
-    """Makes a group of `layout`: the code it ended with, and 0 with a `handle`."""
+    """Makes a group of `layout`, whose flight log keeps that many `records`: the code it ended
+    with, and 0 with a `handle`."""
     nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)
     addresses = (abi.McAddress * layout.size)()
     raw = abi.McLayout(
         abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
         segment_fd=layout.segment_fd, listen_fd=layout.listen_fd,
         addresses=ctypes.addressof(addresses) if layout.addresses else None,
-        tuning=raw_tuning(layout.tuning),
+        tuning=raw_tuning(layout.tuning), records=records,
     )  # fmt: skip
     raw.key[:] = layout.key
     for at, address in zip(addresses, layout.addresses, strict=False):

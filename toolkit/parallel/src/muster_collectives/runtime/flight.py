@@ -1,4 +1,5 @@
-"""The flight log: what a rank did last, written once when a call of its group fails."""
+"""The flight log: what a rank did last, written once: when a call of its group fails, else,
+where COLLECTIVES_RECORDS is set, when the group ends."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ _log = logging.getLogger("muster_collectives")
 
 
 class Flight:
-    """Writes `DIR/flight-GROUP-rankN.json` at the first failure of a group."""
+    """Writes `DIR/flight-GROUP-rankN.json` at the first failure of a group, else at its end."""
 
     def __init__(self, folder: str, group: str, rank: int, size: int) -> None:
         self._folder = folder
@@ -36,7 +37,7 @@ class Flight:
 
     def write(
         self,
-        error: CollectiveError,
+        error: CollectiveError | None,
         records: Sequence[Record],
         waits_s: Callable[[], Sequence[float]] = tuple,
     ) -> None:
@@ -57,13 +58,7 @@ class Flight:
             "pid": os.getpid(),
             "time": time.time(),
             "monotonic_s": time.monotonic(),
-            "error": {
-                "kind": type(error).__name__,
-                "code": error.code.name,
-                "message": error.message,
-                "ranks": list(error.ranks),
-                "operation": error.operation,
-            },
+            "error": None if error is None else _error(error),
             "waits_s": waits,
             "operations": [_line(record) for record in records],
         }
@@ -71,6 +66,16 @@ class Flight:
             write_json(self.path, document)
         except OSError as failed:
             _log.warning("the flight log %s cannot be written: %s", self.path, failed)
+
+
+def _error(error: CollectiveError) -> dict[str, object]:
+    return {
+        "kind": type(error).__name__,
+        "code": error.code.name,
+        "message": error.message,
+        "ranks": list(error.ranks),
+        "operation": error.operation,
+    }
 
 
 def _line(record: Record) -> dict[str, object]:

@@ -14,6 +14,7 @@ from muster_collectives.runtime.tuning import (
     Tuning,
     defaults,
     parse_choice,
+    parse_count,
     parse_seconds,
     parse_switch,
     read_tuning,
@@ -25,6 +26,8 @@ TIMEOUT_S = 1800.0  # what torch.distributed waits as well
 _MIN_KEY_BYTES = 16
 _ISAS = ("avx512", "avx2", "neon", "plain")  # a processor that lacks one takes the next
 _ASYNC = ("lane", "lazy")
+RECORDS = 128
+_RECORDS = (RECORDS, 1 << 16)
 _SECONDS = (0.001, 1e7)  # of a time that is set
 
 
@@ -33,7 +36,8 @@ class Settings:
     """The settings of this rank, from its environment. `tuning` is what this rank would have: rank
     0's counts for the group. `notes` are for the log. `is_spin_given`, `is_slot_given`: the person
     has chosen the spin and the slot or chunk, so that the number of ranks does not. `gloo` and
-    `asynchronous` ("", "lane" or "lazy") are for torch."""
+    `asynchronous` ("", "lane" or "lazy") are for torch. `records` are kept of each group's last
+    operations; `keeps_flight`: they are written of groups without a failure, too."""
 
     tuning: Tuning = field(default_factory=Tuning)
     is_spin_given: bool = False
@@ -47,6 +51,8 @@ class Settings:
     interface: str = ""
     key: bytes = field(default=b"", repr=False)
     flight_dir: str = ""
+    records: int = RECORDS
+    keeps_flight: bool = False
     summary_dir: str = ""
     timeout_s: float = TIMEOUT_S
     straggler_s: float = PERIOD_S
@@ -79,6 +85,8 @@ def from_variables(variables: Variables, base: Tuning, notes: tuple[str, ...] = 
         interface=variables.get("INTERFACE"),
         key=variables.parsed("KEY", _key, b""),
         flight_dir=variables.get("FLIGHT_DIR"),
+        records=variables.parsed("RECORDS", parse_count, RECORDS, *_RECORDS),
+        keeps_flight=bool(variables.get("RECORDS")),
         summary_dir=variables.get("SUMMARY_DIR"),
         timeout_s=variables.parsed("TIMEOUT_S", parse_seconds, TIMEOUT_S, *_SECONDS),
         straggler_s=variables.parsed("STRAGGLER_S", parse_seconds, PERIOD_S, *_SECONDS),

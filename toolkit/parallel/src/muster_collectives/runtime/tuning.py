@@ -155,6 +155,14 @@ def parse_seconds(text: str, where: str, low: float, high: float) -> float:
     return value
 
 
+def parse_count(text: str, where: str, low: int, high: int) -> int:
+    """Raises SettingsError."""
+    if not (text.isascii() and text.isdigit() and len(text) < 16 and low <= int(text) <= high):
+        raise SettingsError(f"{where}={text!r} is no whole number from {low} to {high}",
+                            f"set {where}")  # fmt: skip
+    return int(text)
+
+
 def encode(tuning: Tuning) -> dict[str, object]:
     """As JSON values."""
     return {**{name: getattr(tuning, name) for name in _NAMES}, "wire": int(tuning.wire)}

@@ -38,6 +38,7 @@ KNOWN: Mapping[str, str] = {
     "COLLECTIVES_LEADER_BYTES": "between nodes, at most this: one rank of each node talks",
     "COLLECTIVES_NODE": "name of this rank's node; ranks of other names are in other nodes",
     "COLLECTIVES_ONE_SHOT_BYTES": "ranks of the node x bytes at most this: one-shot",
+    "COLLECTIVES_RECORDS": "last operations kept and, with a FLIGHT_DIR, written by each group",
     "COLLECTIVES_SEGMENT_BYTES": "between nodes, larger calls are cut into pieces of this",
     "COLLECTIVES_SLOT_BYTES": "one staging place in the node's segment; a rank has four",
     "COLLECTIVES_SPIN_S": "busy waiting in seconds (COLLECTIVES_SPIN_US in microseconds)",

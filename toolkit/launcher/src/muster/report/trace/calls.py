@@ -1,4 +1,4 @@
-"""Calls of muster_collectives: the last ones of a group that failed, and how long groups lived."""
+"""Calls of muster_collectives: the last ones of groups that left them, and lives of groups."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from muster.report.cells import Cleaner, mapping, number, sequence, whole
-from muster.report.host import SUMMARY_BYTES, files_in
+from muster.report.host import files_in
 from muster.report.lines import tail
 from muster.report.trace.writer import TraceWriter, Track
 from muster.types.values import NamedTuple
 
+FLIGHT_BYTES = 32 << 20  # 65,536 calls with indents are 20 MB
 _OF_GROUP = ("layer", "size", "transport", "why", "time_s", "wait_s", "sent_bytes",
              "received_bytes")  # fmt: skip
 
@@ -50,7 +51,7 @@ class CallFiles:
             if not path.endswith(".json"):
                 continue
             try:
-                document = mapping(self._clean.all(json.loads(tail(path, SUMMARY_BYTES))))
+                document = mapping(self._clean.all(json.loads(tail(path, FLIGHT_BYTES))))
             except (OSError, ValueError, RecursionError):
                 bad += 1
                 continue
@@ -63,7 +64,7 @@ class CallFiles:
         return bad
 
     def _last_calls(self, document: Mapping[str, Any]) -> Iterator[CallSpan]:
-        """Of a group that failed: flight-GROUP-rankN.json, on the monotonic clock of the host."""
+        """Of flight-GROUP-rankN.json, on the monotonic clock of the host."""
         thread = f"{self._rank(document)} calls of {document.get('group')}"
         for one in map(mapping, sequence(document["operations"])):
             began_s, took_s = number(one.get("began_s")), number(one.get("took_s"))

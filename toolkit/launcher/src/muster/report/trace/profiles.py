@@ -19,8 +19,8 @@ from typing import IO, Any
 
 from muster.report.archive import PROFILES
 from muster.report.cells import Cleaner, mapping, number, whole
-from muster.report.lines import open_file
 from muster.report.trace.writer import TraceWriter, Track
+from muster.types.files import open_plain
 
 MOST_FILES = 256
 MOST_FOLDERS = 2_000
@@ -249,7 +249,7 @@ class Objects:
 
 @contextmanager
 def _text_of(path: str) -> Iterator[IO[str]]:
-    with open_file(path) as raw:
+    with open_plain(path) as raw:
         packed = gzip.GzipFile(fileobj=raw) if path.endswith(".gz") else raw
         yield io.TextIOWrapper(packed, encoding="utf-8", errors="replace")
 

@@ -217,7 +217,7 @@ def _fix_import(raised: str, around: Surroundings) -> str:
     if name in _TOOLKITS:
         thin = (
             "install the wheel muster_compat, which has what scripts use of it "
-            "(docs/how-to/own-image.md)"
+            "(docs/how-to/images/own-image.md)"
         )
         if missing[1] != name:
             thin = f"muster_compat has no {missing[1]}"

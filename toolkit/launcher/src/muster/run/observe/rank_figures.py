@@ -12,6 +12,7 @@ from types import MappingProxyType
 from muster.run.base.loop import Loop
 from muster.run.channel.digest import HostDigest, RankFigures, is_number
 from muster.run.observe.sampler import Sampler
+from muster.types.files import open_plain
 
 READ_S = 0.3  # later the end of the job is not held up
 LAST_BYTES = 64 << 10  # of a file of metrics: its last lines are enough for the rate
@@ -90,10 +91,8 @@ def steps_in(path: str, since_s: float = 0.0) -> tuple[int | None, float | None]
 
 
 def _last_lines(path: str) -> list[bytes]:
-    """Follows no link, and opens nothing but a file: the folder is one that scripts write to."""
     try:
-        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-        with open(os.open(path, flags), "rb") as file:
+        with open_plain(path) as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - LAST_BYTES))
             return file.read(LAST_BYTES).splitlines()
     except (OSError, ValueError):

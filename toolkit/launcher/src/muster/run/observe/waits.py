@@ -7,10 +7,11 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 import time
 from collections.abc import Iterator
 from typing import Any
+
+from muster.types.files import open_plain
 
 READ_S = 0.2
 MOST_FILES = 4096
@@ -49,13 +50,12 @@ def _summaries(folder: str, since_s: float, until: float) -> Iterator[Any]:
 def _text(path: str, since_s: float) -> bytes:
     """The text of a plain file of a sane size; b"" for another."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open_plain(path) as file:
+            facts = os.fstat(file.fileno())
+            fits = facts.st_mtime >= since_s and facts.st_size <= FILE_BYTES
+            return file.read(FILE_BYTES) if fits else b""
     except OSError:
         return b""
-    with open(fd, "rb") as file:
-        facts = os.fstat(fd)
-        plain = stat.S_ISREG(facts.st_mode) and facts.st_mtime >= since_s
-        return file.read(FILE_BYTES) if plain and facts.st_size <= FILE_BYTES else b""
 
 
 def _parsed(text: bytes) -> object:

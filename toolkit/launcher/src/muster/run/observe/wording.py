@@ -9,7 +9,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from muster.run.observe.looks import Call, RankLook, StackFrame, ThreadStack
-from muster.types.names import runs
+from muster.types.names import runs, runs_in_words
 from muster.types.outcome import signal_name
 from muster.types.plain import printable, shortened
 
@@ -38,9 +38,8 @@ def text_of(value: str, most: int = TEXT) -> str:
 def ranges(ranks: Iterable[int]) -> str:
     """`0, 2-3`; of very many ranges the first, and how many ranks there are more."""
     found = runs(sorted(set(ranks)))
-    shown = [f"{low}-{high}" if high > low else f"{low}" for low, high in found[:RANGES]]
     left = sum(high - low + 1 for low, high in found[RANGES:])
-    return ", ".join(shown) + (f" and {left} more" if left else "")
+    return runs_in_words(found[:RANGES], ", ") + (f" and {left} more" if left else "")
 
 
 def of_ranks(ranks: Sequence[int]) -> str:

@@ -46,8 +46,8 @@ def check(before: Versions, after: Versions) -> None:
             raise InstallError(
                 f"{name} {version} was built for CUDA, and this image has torch {torch}: it would"
                 " fail at import",
-                f"take an image with {name} in it (docs/how-to/images.md), name PyTorch's CPU"
-                f" index in requirements.txt, or set {OPT_OUT}",
+                f"take an image with {name} in it (docs/how-to/images/README.md), name PyTorch's"
+                f" CPU index in requirements.txt, or set {OPT_OUT}",
             )
 
 

@@ -168,7 +168,7 @@ class ContainerHost(threading.Thread):
         return EngineError(
             f"the image {self._wanted.image} has no program `train`",
             "build it FROM a muster image, or install the wheel muster_training in it "
-            "(docs/how-to/own-image.md)",
+            "(docs/how-to/images/own-image.md)",
             ConfigError.exit_code,
         )
 
