@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import re
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,15 +18,16 @@ import pytest
 
 from muster.run.child.group_watch import ENOUGH_LOOKS, EXCHANGED_NOTHING, PAUSE_S
 from tests.launcher.support.local.local_runs import LocalRun
+from tests.model_parallel.support.ranks import run_ranks, words_of
 from tests.support.effort import effort
 from tests.support.frameworks import JOB_S, NETNS, PROCESS, Start, ended_well, library_packages
-from tests.support.ports import free_port
 from tests.support.venvs import UnavailableError
 
 # the first test may make an environment
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 SCRIPT = Path(__file__).with_name("library_job.py")
 RANKS = 2
+IMPORTS = ("transformers.trainer", "transformers.models.gpt2.modeling_gpt2")
 LIMIT_S = 2 * JOB_S  # to import transformers alone takes a rank ten seconds of a processor
 LOOKS_S = 3 * ENOUGH_LOOKS * PAUSE_S  # the machine is kept busy, and a look takes its time
 TORCHRUN, MPI = "torch_distributed", "mpi"
@@ -127,15 +126,13 @@ def packages_of(environment: str) -> Path:
 
 @functools.cache
 def plain(library: str) -> tuple[float, ...]:
-    """The losses under torchrun without muster."""
-    done = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(RANKS),
-         "--master-port", str(free_port()), str(SCRIPT), "--library", library, "--on", "cpu"],
-        env={**os.environ, "PYTHONPATH": str(packages_of("transformers5")), "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=LIMIT_S,
+    """The losses of ranks that have torchrun's variables and nothing of muster."""
+    ends = run_ranks(
+        SCRIPT, RANKS, arguments=["--library", library, "--on", "cpu"],
+        env={"PYTHONPATH": str(packages_of("transformers5"))}, limit_s=LIMIT_S, imports=IMPORTS,
     )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    return losses(trained(done.stdout))
+    assert all(end.code == 0 for end in ends), words_of(ends)
+    return losses(trained("".join(end.out for end in ends)))
 
 
 def trained(out: str) -> list[dict[str, Any]]:

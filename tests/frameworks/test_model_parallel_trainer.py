@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from tests.model_parallel.support.ranks import CHECKOUT, SOURCES, results, run_ranks
+from tests.support.effort import effort
 from tests.support.frameworks import library_packages
 from tests.support.venvs import UnavailableError
 
@@ -80,7 +81,16 @@ def trains(gives_optimizer: bool) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("environment", "gives_optimizer", "partitions"),
-    [("transformers4", False, 2), ("transformers5", True, 2), ("transformers5", True, 1)],
+    [
+        ("transformers4", False, 2),
+        ("transformers5", True, 2),
+        # a model that is whole: where it is cut, the Trainer goes the same way and more
+        *(
+            [pytest.param("transformers5", True, 1, marks=pytest.mark.effort)]
+            if effort() > 1
+            else []
+        ),
+    ],
 )
 def test_the_trainer_trains_and_evaluates(
     environment: str, gives_optimizer: bool, partitions: int

@@ -37,7 +37,8 @@ print(f"final rank={dist.get_rank()} sum={values[0]:.0f} count={values[1]:.0f}",
 dist.destroy_process_group()
 """
 # How a request may ask for DDP: --distribution, options for a key of the SDK before 2.232, and the
-# backend that the example takes for it. The SDK of today sends the same for the first two.
+# backend that the example takes for it. The SDK of today sends the same for the first two
+# (test_sdk_distribution.py has both), so that the first is test-long's.
 DATA_PARALLEL: Mapping[str, tuple[str, tuple[str, ...], str]] = {
     "pytorchddp": (json.dumps({"pytorchddp": {"enabled": True}}), (), "smddp"),
     "smdistributed": (
@@ -106,7 +107,11 @@ def test_pytorch_finds_its_process_group_in_the_environment(
 @pytest.mark.torch
 @pytest.mark.parametrize(
     ("how", "hosts"),
-    [("pytorchddp", 1), ("smdistributed", 2), ("old key", 1)],
+    [
+        *([pytest.param("pytorchddp", 1, marks=pytest.mark.effort)] if effort() > 1 else []),
+        ("smdistributed", 2),
+        ("old key", 1),
+    ],
 )
 def test_the_data_parallel_options_train_with_ddp(start: Start, how: str, hosts: int) -> None:
     """The script is the one of `make demo`, which fails when ranks do not agree."""

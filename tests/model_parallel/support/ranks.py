@@ -63,6 +63,7 @@ def run_ranks(
     env_of: Sequence[Mapping[str, str]] = (),
     limit_s: float = 120,
     fresh: bool = False,
+    imports: tuple[str, ...] = (),
 ) -> list[RankEnd]:
     """Starts `count` ranks, waits for all, and says for each how it ended.
 
@@ -70,6 +71,7 @@ def run_ranks(
     launcher would send (SM_HP_MP_PARAMETERS); none are sent where it is None. env_of: by rank.
     A PYTHONPATH in `env` goes before that of the tests.
     fresh: each rank is an interpreter of its own, with its own order of sets, in place of a fork.
+    imports: modules that ranks are forked with, beside those of torch.
     Raises AssertionError naming the ranks that had not ended after limit_s seconds, with what all
     of them said; those are killed.
     """
@@ -81,7 +83,7 @@ def run_ranks(
         try:
             for rank in range(count):
                 own = env_of[rank] if env_of else {}
-                processes.append(_start(words, folder, rank, {**common, **own}, fresh))
+                processes.append(_start(words, folder, rank, {**common, **own}, fresh, imports))
             late = _wait(processes, time.monotonic() + limit_s)
         finally:
             for process in processes:
@@ -158,17 +160,22 @@ def _environ(
 
 
 @functools.cache
-def _server(path: str) -> ForkServer:
-    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *TORCH)
+def _server(path: str, imports: tuple[str, ...]) -> ForkServer:
+    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *TORCH, *imports)
 
 
 def _start(
-    words: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str], fresh: bool
+    words: Sequence[str],
+    folder: Path,
+    rank: int,
+    environ: Mapping[str, str],
+    fresh: bool,
+    imports: tuple[str, ...] = (),
 ) -> Process:
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), RESULT: str(folder / f"result-{rank}")}
     given, out, err = {**own, **environ}, folder / f"out-{rank}", folder / f"err-{rank}"
     if not fresh:
-        return _server(given["PYTHONPATH"]).start(words, given, out, err)
+        return _server(given["PYTHONPATH"], imports).start(words, given, out, err)
     with open(out, "wb") as says, open(err, "wb") as complains:
         return subprocess.Popen(
             [sys.executable, *words], env=given, stdin=subprocess.DEVNULL,
