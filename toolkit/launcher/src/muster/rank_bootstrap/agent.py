@@ -6,10 +6,10 @@ the rank is debugged follow, see `debugging.py`. It imports nothing of muster by
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
-threads, `calls`). An answer is a line of JSON with that number; the first line comes unasked and
-names the signal for which faulthandler writes all stacks to the second descriptor, for a rank whose
-C code keeps the interpreter. The thread rests while the process forks, so that no child finds a
-lock of it held, and from the end of the interpreter on.
+threads, `calls`, `arrivals`). An answer is a line of JSON with that number; the first line comes
+unasked and names the signal for which faulthandler writes all stacks to the second descriptor, for
+a rank whose C code keeps the interpreter. The thread rests while the process forks, so that no
+child finds a lock of it held, and from the end of the interpreter on.
 
 A script may close what it did not open, and its next file then has that number: no descriptor is
 used before a look whether it is still the agent's. In a forked process nothing here does anything.
@@ -27,7 +27,6 @@ from select import POLLIN, POLLOUT, poll
 
 TYPE_CHECKING = False  # as of typing, whose import takes time
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from types import FrameType, ModuleType, TracebackType
 
 VARIABLE = "RANK_AGENT"
@@ -59,7 +58,7 @@ class Agent:
         self._native = 0
         self._resting = 0  # forks under way, and the end of the interpreter
         self._inbox = b""
-        self._calls: Callable[[], list[dict[str, object]]] | None = None
+        self._calls: ModuleType | None = None
 
     def begin(self) -> None:
         """Starts the thread; where there can be none, there is no agent."""
@@ -168,7 +167,9 @@ class Agent:
         if stacks:
             parts.append(f'"threads":[{",".join(stacks)}]')
         if "calls" in words and not is_ending():
-            parts.append(f'"calls":{encoded(self._evidence())}')
+            parts.append(f'"calls":{encoded(self._evidence("calls") or [])}')
+        if "arrivals" in words and not is_ending():
+            parts.append(f'"arrivals":{encoded(self._evidence("arrivals"))}')
         progress = step_and_rate()
         if progress is not None:
             parts.append(f'"step":{progress[0]},"rate":{encoded(progress[1])}')
@@ -183,13 +184,14 @@ class Agent:
     def _owns_signal(self) -> bool:
         return bool(self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL)
 
-    def _evidence(self) -> "list[dict[str, object]]":
+    def _evidence(self, what: str) -> object:
+        """What that function of calls.py gives."""
         try:
             if self._calls is None:
-                self._calls = calls_of(self._folder + "/calls.py")
-            return self._calls()
+                self._calls = loaded("muster_rank_calls", self._folder + "/calls.py")
+            return getattr(self._calls, what)()
         except Exception:  # no evidence is better than a wrong one
-            return []
+            return None
 
 
 def identity(fd: int) -> "tuple[int, int] | None":
@@ -213,12 +215,6 @@ def high(fd: int) -> int:
             os.close(fd)
             return number
     return fd
-
-
-def calls_of(path: str) -> "Callable[[], list[dict[str, object]]]":
-    """The function of that file."""
-    found: Callable[[], list[dict[str, object]]] = loaded("muster_rank_calls", path).calls
-    return found
 
 
 def loaded(name: str, path: str) -> "ModuleType":
