@@ -1,6 +1,6 @@
-"""A rank that is slowed down is named while the job runs, with what slows it; in a clean job nobody.
+"""A slow rank is named while the job runs, with what slows it; in a clean job nobody is.
 
-A slow disk is in tests/launcher/unit/observe/test_pace.py: none can be had here that is slow enough.
+A slow disk is in tests/launcher/unit/observe/test_pace.py: no real one here is slow enough.
 """
 
 from __future__ import annotations

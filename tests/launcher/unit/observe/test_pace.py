@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from muster.run.observe.looks import Arrivals, RankLook, Usage
-from muster.run.observe.pace import Pace, pace_of
+from muster.run.observe.pace import StepPace, pace_of
 from muster.run.observe.stragglers import cause, sentence
 from tests.launcher.support.looks import look
 
@@ -44,7 +44,7 @@ def with_calls(
     return made._replace(answer=made.answer._replace(arrivals=came, rate=rate))
 
 
-def pace(looks: Sequence[RankLook]) -> Pace:
+def pace(looks: Sequence[RankLook]) -> StepPace:
     found = pace_of(looks)
     assert found is not None
     return found

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.run.observe.looks import RankLook, StackFrame
-from muster.run.observe.pace import OwnTime, Pace
+from muster.run.observe.pace import OwnTime, StepPace
 from muster.run.observe.query import Collector
 from muster.run.observe.rollcall import RollVerdict, call_roll
 from muster.run.observe.wording import (
@@ -44,7 +44,7 @@ def verdict_of(found: Collector) -> RollVerdict:
 
 
 def state_answer(
-    looks: Sequence[RankLook], silent: Mapping[int, str], pace: Pace | None = None
+    looks: Sequence[RankLook], silent: Mapping[int, str], pace: StepPace | None = None
 ) -> dict[str, Any]:
     """The answer to `state`: a row for each rank. `pace`: as it was last looked at."""
     own: Mapping[int, OwnTime] = {} if pace is None else pace.own

@@ -27,7 +27,7 @@ class OwnTime(NamedTuple):
     p95_s: float
 
 
-class Pace(NamedTuple):
+class StepPace(NamedTuple):
     """What a job's last steps were like. `own`: by rank; `step_s`: of a whole step; `slow`: the
     ranks that hold up the others, the slowest first; `others_s`: the own time of a usual rank;
     `factor`: how many times as long steps take because of `slow`."""
@@ -44,7 +44,7 @@ class Pace(NamedTuple):
         return 1 - self.others_s / self.own[self.slow[0]].median_s if self.slow else 0.0
 
 
-def pace_of(looks: Sequence[RankLook]) -> Pace | None:
+def pace_of(looks: Sequence[RankLook]) -> StepPace | None:
     """The pace of the largest group of which all members have said when they came; None where
     there is none, or too few steps."""
     groups: dict[tuple[str, str, tuple[int, ...]], dict[int, Arrivals]] = {}
@@ -61,7 +61,7 @@ def pace_of(looks: Sequence[RankLook]) -> Pace | None:
     return _pace({rank: dict(one.calls) for rank, one in chosen.items()}, median(rates))
 
 
-def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> Pace | None:
+def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> StepPace | None:
     """`came`: of each rank the number of a call and when it came to it; `rate`: steps a second."""
     numbers = sorted(set.intersection(*(set(one) for one in came.values())))
     if len(numbers) <= LEAST_STEPS:
@@ -93,7 +93,7 @@ def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> Pace | None:
     factor = times[slow[0]].median_s / rest_s if slow and rest_s > 0 else 1.0
     if factor < LEAST_FACTOR:
         slow, factor = [], 1.0
-    return Pace(times, chunk * took_s / calls, tuple(slow), usual_s, factor)
+    return StepPace(times, chunk * took_s / calls, tuple(slow), usual_s, factor)
 
 
 def _beyond(value_s: float, usual_s: float) -> bool:

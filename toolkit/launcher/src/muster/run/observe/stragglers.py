@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from muster.run.base.loop import Loop
 from muster.run.base.record import Recorder
 from muster.run.observe.looks import RankLook, Usage
-from muster.run.observe.pace import Pace, pace_of
+from muster.run.observe.pace import StepPace, pace_of
 from muster.run.observe.query import PACE, STACKS, Collector
 from muster.run.observe.rounds import Rounds
 from muster.run.observe.wording import BUSY_SHARE, main_thread, of_ranks, place, where
@@ -46,7 +46,7 @@ class Stragglers:
         owner: ObserverHost,
         every_s: float,
     ) -> None:
-        self.pace: Pace | None = None
+        self.pace: StepPace | None = None
         self._loop = loop
         self._rounds = rounds
         self._recorder = recorder
@@ -76,7 +76,7 @@ class Stragglers:
         )
         self._probe(pace, usual, [], time.monotonic() + LOOK_LIMIT_S)
 
-    def _probe(self, pace: Pace, usual: int, seen: list[RankLook], by_s: float) -> None:
+    def _probe(self, pace: StepPace, usual: int, seen: list[RankLook], by_s: float) -> None:
         """Looks at the slowest rank and at a usual one, again and again."""
         if not self._owner.is_at_work():
             self._busy = False
@@ -90,7 +90,7 @@ class Stragglers:
         else:
             self._rounds.ask(PACE, (), lambda found: self._sure(pace, seen, found))
 
-    def _sure(self, before: Pace, seen: Sequence[RankLook], found: Collector) -> None:
+    def _sure(self, before: StepPace, seen: Sequence[RankLook], found: Collector) -> None:
         self._busy = False
         pace = pace_of(found.looks)
         if pace is None or before.slow[0] not in pace.slow or not self._owner.is_at_work():
@@ -109,7 +109,7 @@ class Stragglers:
         self._recorder.event("straggler", rank, factor=factor, cause=why, text=text, **times)
 
 
-def sentence(slow: Sequence[int], host: str, pace: Pace, why: str) -> str:
+def sentence(slow: Sequence[int], host: str, pace: StepPace, why: str) -> str:
     """One line. The first of `slow` is the one that was looked at."""
     own = pace.own[slow[0]]
     also = f", and {of_ranks(slow[1:])}" if slow[1:] else ""
@@ -123,7 +123,7 @@ def sentence(slow: Sequence[int], host: str, pace: Pace, why: str) -> str:
 
 def cause(
     rank: int,
-    pace: Pace,
+    pace: StepPace,
     usages: Mapping[int, Usage | None],
     seen: Sequence[RankLook],
     others: Sequence[RankLook],
