@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator
+from itertools import takewhile
 from pathlib import Path
 
 import pytest
@@ -89,12 +90,13 @@ def job_of(cluster: Make, tmp_path: Path, kind: str) -> tuple[Cluster, Path]:
 def found(job: Cluster, until: Path, then: Callable[[], object] = lambda: None) -> str:
     """What the first host said of a straggler; `then` comes before the end of the job."""
     job.wait_for("algo-1", "straggler: ", "err", FOUND_S)
-    wait_until(lambda: job.text("algo-1", "err").rpartition("straggler: ")[2].count("\n") > 1, 30)
-    said = " ".join(job.text("algo-1", "err").partition("straggler: ")[2].split())
     then()
     until.touch()
-    assert all(one.success for one in job.wait(120).values())
-    return said
+    results = job.wait(120)
+    assert all(one.success for one in results.values())
+    line, *more = results["algo-1"].err.partition("straggler: ")[2].splitlines()
+    wrapped = takewhile(lambda one: one.startswith("    "), more)
+    return " ".join([line, *map(str.strip, wrapped)])
 
 
 @pytest.mark.parametrize(
