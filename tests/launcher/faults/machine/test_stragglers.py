@@ -127,7 +127,7 @@ def test_a_rank_that_its_limit_holds_up_is_named_with_that(
     job.start(
         "algo-2", command=["sh", "-c", enters, str(quota), sys.executable, "-m", "muster", "train"]
     )
-    job.wait_for("algo-1", "muster metrics step=2 ", limit_s=120)  # the start is not held up
+    job.wait_for("algo-1", "muster metrics step=2\n", limit_s=120)  # the start is not held up
     (quota / "cpu.cfs_quota_us").write_text("10000")  # a tenth of a processor
     said = found(job, until, lambda: (quota / "cpu.cfs_quota_us").write_text("-1"))
     assert "throttled: " in said
@@ -136,7 +136,7 @@ def test_a_rank_that_its_limit_holds_up_is_named_with_that(
 def test_in_a_clean_job_nobody_is_named(cluster: Make, tmp_path: Path) -> None:
     job, until = job_of(cluster, tmp_path, "")
     job.start()
-    job.wait_for("algo-1", "muster metrics step=400 ", limit_s=FOUND_S)
+    job.wait_for("algo-1", "muster metrics step=400\n", limit_s=FOUND_S)
     until.touch()
     results = job.wait(120)
     assert all(one.success for one in results.values())
