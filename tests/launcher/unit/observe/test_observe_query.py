@@ -16,8 +16,8 @@ import pytest
 from muster.run.channel import wire
 from muster.run.channel.messages import MOST_PARTS, REPLY_BYTES, Reply, WireError, to_wire
 from muster.run.observe import codec
-from muster.run.observe.looks import RankLook, ThreadStack
-from muster.run.observe.query import ROLL, THREADS, Collector, one_of_each_kind, to_json
+from muster.run.observe.looks import Arrivals, RankLook, ThreadStack, Usage
+from muster.run.observe.query import PACE, ROLL, THREADS, Collector, one_of_each_kind, to_json
 from muster.run.observe.rollcall import call_roll
 from tests.launcher.support.looks import call, look, stack
 
@@ -45,6 +45,36 @@ def test_looks_survive_the_wire() -> None:
     assert asked.looks == [first, second]
     assert asked.idle_s == {0: 1.5, 1: 1.5}
     assert not asked.silent()
+
+
+def test_arrivals_and_usage_survive_the_wire() -> None:
+    came = Arrivals("torch", "0", (0, 1), tuple((3 + n, 100.0 + n / 8) for n in range(64)))
+    one = look(0)._replace(usage=Usage(60.0, None, 1.5, 7))
+    one = one._replace(answer=one.answer._replace(arrivals=came, rate=8.0))
+    asked = collector()
+    sent = replies(7, [one, look(1)], PACE)
+    assert sum(len(reply.text) for reply in sent) < 1500
+    for reply in sent:
+        asked.take(0, reply)
+    assert asked.looks == [one, look(1)]
+
+
+@pytest.mark.parametrize(
+    "pace",
+    [
+        [None, ["torch", "0", "0-1", [[1, 1]] * 65]],
+        [None, ["torch", "0", "0-9", []]],
+        [None, ["torch", "0", "0-1", [[1, 1.5]]]],
+        [[60, 0, "x", 1], None],
+        [1, 2, 3],
+        7,
+    ],
+)
+def test_a_pace_that_cannot_be_is_refused(pace: object) -> None:
+    looks: Any = codec.looks_to_json([look(0)], all_threads=False)
+    looks[2][0][-1] = pace
+    with pytest.raises(WireError):
+        codec.looks_from_json(looks, "algo-1", [0, 1], {}, 2)
 
 
 def test_signatures_have_the_main_thread_alone_and_full_stacks_have_all() -> None:

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 
 FIELDS = {
     "pid", "cpu_s", "run_delay_s", "memory_bytes", "state", "wchan", "silent_s", "throttled_s",
-    "steal_s",
+    "steal_s", "major_faults",
 }  # fmt: skip
 # As a rank: it starts a child that works and lets it end, holds memory, then sleeps.
 WORKS = """

@@ -6,10 +6,10 @@ the rank is debugged follow, see `debugging.py`. It imports nothing of muster by
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
-threads, `calls`). An answer is a line of JSON with that number; the first line comes unasked and
-names the signal for which faulthandler writes all stacks to the second descriptor, for a rank whose
-C code keeps the interpreter. The thread rests while the process forks, so that no child finds a
-lock of it held, and from the end of the interpreter on.
+threads, `calls`, `arrivals`). An answer is a line of JSON with that number; the first line comes
+unasked and names the signal for which faulthandler writes all stacks to the second descriptor, for
+a rank whose C code keeps the interpreter. The thread rests while the process forks, so that no
+child finds a lock of it held, and from the end of the interpreter on.
 
 A script may close what it did not open, and its next file then has that number: no descriptor is
 used before a look whether it is still the agent's. In a forked process nothing here does anything.
@@ -172,7 +172,9 @@ class Agent:
         if stacks:
             parts.append(f'"threads":[{",".join(stacks)}]')
         if "calls" in words and not is_ending():
-            parts.append(f'"calls":{encoded(self._calls())}')
+            parts.append(f'"calls":{encoded(self._evidence("calls") or [])}')
+        if "arrivals" in words and not is_ending():
+            parts.append(f'"arrivals":{encoded(self._evidence("arrivals"))}')
         progress = step_and_rate()
         if progress is not None:
             parts.append(f'"step":{progress[0]},"rate":{encoded(progress[1])}')
@@ -187,12 +189,12 @@ class Agent:
     def _owns_signal(self) -> bool:
         return bool(self._has_signal and _signal.getsignal(NUMBER) == _signal.SIG_DFL)
 
-    def _calls(self) -> "list[dict[str, object]]":
+    def _evidence(self, what: str) -> object:
+        """What that function of calls.py gives."""
         try:
-            found: list[dict[str, object]] = self._loaded().calls()
-            return found
+            return getattr(self._loaded(), what)()
         except Exception:  # no evidence is better than a wrong one
-            return []
+            return None
 
     def _with_native(self, stack: str, code: "CodeType", at: int) -> str:
         """The main thread's stack, with the function of MPI in which it is."""

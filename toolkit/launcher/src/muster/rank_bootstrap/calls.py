@@ -11,6 +11,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from types import CodeType
     from typing import Any
 
@@ -33,6 +34,11 @@ RANKS = 4096  # of a group: of a larger one nothing is said
 SHAPE_LETTERS = 100
 # of these all members give tensors of the same shape
 ALIKE = ("all_reduce", "broadcast", "reduce", "_broadcast_oop", "_reduce_oop")
+# in these every member waits for every other
+ALL_WAIT = ("all_reduce", "allreduce", "all_gather", "allgather", "reduce_scatter", "all_to_all",
+            "alltoall", "barrier")  # fmt: skip
+BLOCK = 32
+MOST_A_STEP = 6
 DTYPES = {
     "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
     "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8",
@@ -55,6 +61,10 @@ class Records:
                 continue
         found.sort(key=lambda row: (not row["running"], row["age_s"]))
         return [row for row in found if len(row["ranks"]) <= RANKS][:GROUPS]
+
+    def arrivals(self) -> "dict[str, Any] | None":
+        """See `arrivals_of_calls`."""
+        return arrivals_of_calls()
 
     def native_call(self, code: "CodeType", at: int) -> str:
         """See `native_call_of`."""
@@ -104,6 +114,58 @@ def native_call_of(code: "CodeType", at: int) -> str:
     return found
 
 
+def arrivals_of_calls() -> "dict[str, Any] | None":
+    """When this rank came to the last calls of its largest group: `library`, `group`, `ranks`,
+    `calls`: number and seconds of the monotonic clock. Only calls in which all wait for all count,
+    of the last two whole blocks of BLOCK numbers, so that ranks that are asked at about the same
+    time answer for the same ones; of a step with very many calls every 4th, 16th, ... None where no
+    library records them, or the script reports no steps to `muster.metrics`."""
+    found: list[tuple[str, str, Any, list[tuple[int, float]]]] = []
+    for library in (muster_arrivals, torch_arrivals):
+        try:
+            found += library()
+        except Exception:  # as above
+            continue
+    progress = sys.modules["muster.runtime.metrics"].progress()
+    found = [one for one in found if 1 < len(one[2]) <= RANKS and len(one[3]) >= 2]
+    if not found or not progress or not progress[1]:
+        return None
+    name, group, ranks, calls = max(found, key=lambda one: (len(one[2]), len(one[3])))
+    took_s, every = max(1e-3, calls[-1][1] - calls[0][1]), 1
+    while len(calls) > MOST_A_STEP * every * took_s * progress[1]:
+        every *= 4
+    block = BLOCK * every
+    last = calls[-1][0] // block * block
+    chosen = [
+        [number, at_s]
+        for number, at_s in calls
+        if last - 2 * block < number <= last and number % every == 0
+    ]
+    return {"library": name, "group": group, "ranks": list(ranks), "calls": chosen}
+
+
+def muster_arrivals() -> "list[tuple[str, str, Any, list[tuple[int, float]]]]":
+    """Of muster's own collectives."""
+    live = sys.modules.get("muster_collectives.binding.live")
+    return [] if live is None else [("muster", *one) for one in live.arrivals()]
+
+
+def torch_arrivals() -> "list[tuple[str, str, Any, list[tuple[int, float]]]]":
+    """Of torch's groups: its flight recorders know when a call was made, by the wall clock."""
+    back_s = time.monotonic() - time.time()
+    found: list[tuple[str, str, Any, list[tuple[int, float]]]] = []
+    for entries in torch_recorders():
+        made: dict[str, tuple[str, str, Any, list[tuple[int, float]]]] = {}
+        for entry, group, ranks in entries:
+            op = str(entry["profiling_name"]).rpartition(":")[2].strip("_")
+            if op.startswith(ALL_WAIT) and not entry.get("is_p2p"):
+                calls = made.setdefault(group, ("torch", group, ranks, []))[3]
+                at_s = entry["time_created_ns"] / 1e9 + back_s
+                calls.append((int(entry["collective_seq_id"]), round(at_s, 6)))
+        found += made.values()
+    return found
+
+
 def of_muster() -> "list[dict[str, Any]]":
     """Muster's own collectives."""
     live = sys.modules.get("muster_collectives.binding.live")
@@ -111,43 +173,40 @@ def of_muster() -> "list[dict[str, Any]]":
 
 
 def of_torch(ages: Ages) -> "list[dict[str, Any]]":
-    """What torch's flight recorders keep of gloo and NCCL."""
+    """What torch's flight recorders keep of gloo and NCCL: of each group the oldest call that is
+    under way, else the last one."""
+    found: dict[tuple[object, ...], tuple[dict[str, Any], list[int]]] = {}
+    for entries in torch_recorders():
+        chosen: dict[str, tuple[dict[str, Any], list[int]]] = {}
+        for entry, group, ranks in entries:
+            if not entry.get("is_p2p") and (group not in chosen or chosen[group][0]["retired"]):
+                chosen[group] = entry, ranks
+        found |= {key_of(entry): (entry, ranks) for entry, ranks in chosen.values()}
+    old = ages.of({key: stamp_of(entry) for key, (entry, _) in found.items()})
+    return [row_of(entry, ranks, old[key]) for key, (entry, ranks) in found.items()]
+
+
+def torch_recorders() -> "Iterator[list[tuple[dict[str, Any], str, list[int]]]]":
+    """Of each recorder its entries, oldest first, with the name and the members of their group."""
     distributed = sys.modules.get("torch.distributed.distributed_c10d")
     core = sys.modules.get("torch._C._distributed_c10d")
     json = sys.modules.get("json")
     if distributed is None or json is None or not distributed.is_initialized():
-        return []
+        return
     world = distributed._world
     if os.environ.get("RANK", "") not in ("", str(world.default_pg.rank())):
-        return []  # its ranks are not the job's
+        return  # its ranks are not the job's
     members = {
         name: sorted(ranks, key=ranks.get)
         for group, name in list(world.pg_names.items())
         if (ranks := world.pg_group_ranks.get(group))
     }
-    entries: list[dict[str, Any]] = []
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(core, name, None)
         if dump is not None:
-            entries += rows_of(json.loads(dump(True, False)).get("entries") or [], members)
-    found = {key_of(entry): entry for entry in entries}
-    old = ages.of({key: stamp_of(entry) for key, entry in found.items()})
-    return [row_of(entry, members, old[key]) for key, entry in found.items()]
-
-
-def rows_of(
-    entries: "list[dict[str, Any]]", members: "dict[str, list[int]]"
-) -> "list[dict[str, Any]]":
-    """Of each group the oldest call that is under way, else the last one."""
-    chosen: dict[str, dict[str, Any]] = {}
-    for entry in entries:
-        group = str(entry["process_group"][0])
-        if entry.get("is_p2p") or group not in members:
-            continue
-        before = chosen.get(group)
-        if before is None or before["retired"]:
-            chosen[group] = entry
-    return list(chosen.values())
+            entries = json.loads(dump(True, False)).get("entries") or []
+            named = ((entry, str(entry["process_group"][0])) for entry in entries)
+            yield [(entry, group, members[group]) for entry, group in named if group in members]
 
 
 def key_of(entry: "dict[str, Any]") -> "tuple[object, ...]":
@@ -161,9 +220,7 @@ def stamp_of(entry: "dict[str, Any]") -> int:
     return int(ended_ns or entry["time_created_ns"])
 
 
-def row_of(
-    entry: "dict[str, Any]", members: "dict[str, list[int]]", age_s: float
-) -> "dict[str, Any]":
+def row_of(entry: "dict[str, Any]", ranks: "list[int]", age_s: float) -> "dict[str, Any]":
     """As `looks.Call` has it."""
     group = str(entry["process_group"][0])
     op = str(entry["profiling_name"]).rpartition(":")[2]
@@ -175,7 +232,7 @@ def row_of(
             for dtype, sizes in pairs
         )
     return {
-        "library": "torch", "group": group, "ranks": members[group], "op": op,
+        "library": "torch", "group": group, "ranks": ranks, "op": op,
         "number": int(entry["collective_seq_id"]),
         "shape": shape if len(shape) <= SHAPE_LETTERS else "",
         "running": not entry["retired"], "age_s": age_s, "absent": [],

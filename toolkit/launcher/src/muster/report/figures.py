@@ -65,6 +65,18 @@ class Moment(NamedTuple):
     text: str
 
 
+class Straggler(NamedTuple):
+    """A rank that held up the others, as it was last found. `times`: how often it was."""
+
+    rank: int
+    host: str
+    times: int
+    own_s: float | None
+    own_p95_s: float | None
+    factor: float | None
+    cause: str
+
+
 class MetricEnd(NamedTuple):
     """The last value of a metric, over its ranks."""
 
@@ -88,6 +100,7 @@ class RunFigures(NamedTuple):
     ranks: tuple[RankRow, ...]
     moments: tuple[Moment, ...]
     metrics: tuple[MetricEnd, ...]
+    stragglers: tuple[Straggler, ...]
     charts: tuple[Chart, ...]
     tails: Mapping[str, str]
     stacks: Mapping[str, str]
@@ -132,6 +145,7 @@ def figures_of(record: RunRecord) -> RunFigures:
         ranks=ranks,
         moments=moments,
         metrics=metrics,
+        stragglers=_stragglers(record, {one.rank: one.host for one in ranks}),
         charts=(*charts.of_metrics(reported), *charts.of_samples(record.hosts, aligned)),
         tails={f"rank {rank} on {host.name}": text
                for host in record.hosts for rank, text in sorted(host.tails.items())},
@@ -332,6 +346,24 @@ def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
                 text = shortened(text, MOST_TEXT)
                 at_s = _short(aligned.at(host.name, event.t))
                 yield Moment(at_s, host.name, rank if rank >= 0 else None, event.kind, text)
+
+
+def _stragglers(record: RunRecord, hosts: Mapping[int, str]) -> tuple[Straggler, ...]:
+    """Those that were found most often first."""
+    found: dict[int, Straggler] = {}
+    for event in (one for host in record.hosts for one in host.events if one.kind == "straggler"):
+        if (rank := event.rank) is not None:
+            said = event.fields
+            found[rank] = Straggler(
+                rank,
+                hosts.get(rank, "?"),
+                1 + (found[rank].times if rank in found else 0),
+                number(said.get("own_s")),
+                number(said.get("own_p95_s")),
+                number(said.get("factor")),
+                shortened(str(said.get("cause") or ""), MOST_TEXT),
+            )
+    return tuple(sorted(found.values(), key=lambda one: (-one.times, one.rank)))
 
 
 def _metrics(reported: Mapping[int, RankMetrics]) -> Iterator[MetricEnd]:

@@ -30,6 +30,7 @@ class Deadlines(NamedTuple):
     idle_s: float = 60.0  # how long a worker may do nothing once its chief has ended; 0: for ever
     stall_wait_s: float = 60.0  # in one collective, then a roll call; 0: none, as for the two below
     stall_idle_s: float = 300.0  # all ranks silent and idle, then a roll call
+    stragglers_s: float = 60.0  # between two looks for ranks that hold up the others; 0: none
     hang_s: float = 0.0  # either of both, then the job ends
     refusal_notify_s: float = (
         60.0  # how long a leader with bad input waits to send the outcome to the others
@@ -75,6 +76,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "idle_s": (0, 86_400),
     "stall_wait_s": (0, 604_800),
     "stall_idle_s": (0, 604_800),
+    "stragglers_s": (0, 604_800),
     "hang_s": (0, 604_800),
 }
 

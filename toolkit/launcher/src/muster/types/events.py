@@ -88,6 +88,14 @@ _TABLE = (
         Field("silent_s", "float?", "since its last output"),
         Field("throttled_s", "float?", "time so far in which a limit of its cgroup held it"),
         Field("steal_s", "float?", "time so far that the machine gave to other machines"),
+        Field("major_faults", "int?", "how often so far it waited for memory to come from a disk"),
+    )),
+    Kind("straggler", "leader: a rank holds up the others", (
+        Field("own_s", "float", "its own time of a step, without waiting: the median"),
+        Field("own_p95_s", "float", "the 95th percentile of the same"),
+        Field("factor", "float", "how many times as long the job's steps take because of it"),
+        Field("cause", "str", "what holds it up, as far as was seen; empty where it was not"),
+        Field("text", "str", "the sentence of the log"),
     )),
     Kind("stall", "leader: the job stands still, or was asked for its state", (
         Field("verdict", "str", "who waits for whom, and where that one is"),

@@ -14,6 +14,9 @@ from muster_collectives.runtime.types import DTYPE_NAMES, Verb
 if TYPE_CHECKING:
     from muster_collectives.binding.core_group import CoreGroup
 
+_ALL_WAIT = (
+    Verb.BARRIER, Verb.ALL_REDUCE, Verb.ALL_GATHER, Verb.REDUCE_SCATTER, Verb.ALL_TO_ALL,
+)  # fmt: skip
 groups: weakref.WeakSet[CoreGroup] = weakref.WeakSet()
 
 
@@ -25,6 +28,24 @@ def calls() -> list[dict[str, object]]:
     """
     rows = (_row(group) for group in list(groups))
     return [row for row in rows if row is not None]
+
+
+def arrivals() -> list[tuple[str, tuple[int, ...], list[tuple[int, float]]]]:
+    """Of every group its name, its members as ranks of the world, and when this rank came to each
+    of its last calls in which all wait for all: number, seconds of the monotonic clock. A call that
+    runs is not in it."""
+    found = []
+    for group in list(groups):
+        members, calls = group.world_ranks, []
+        if len(members) != group.size or group.size < 2:
+            continue
+        for record in group.records():  # the newest may be an old one still
+            if calls and record.what.seq <= calls[-1][0]:
+                break
+            if record.what.verb in _ALL_WAIT:
+                calls.append((record.what.seq, record.began_s))
+        found.append((group.name, members, calls))
+    return found
 
 
 def _row(group: CoreGroup) -> dict[str, object] | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.arguments import Parser, UsageError
@@ -21,6 +21,8 @@ examples:
   muster ps --json     the same for programs
 
 Step and rate are those of muster.metrics; a rank of which they are not known has a -.
+OWN is the time of a step in which the rank did not wait for others, the median of about a
+minute ago, and P95 the 95th percentile; a rank that holds the others up is marked slow.
 """
 HEAD = ("HOST", "RANK", "PID", "STEP", "STEPS/S", "OUTPUT", "CPU", "STATE")
 
@@ -43,13 +45,25 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(json.dumps(answer) + "\n")
         return 0
     try:
-        lines = columns([HEAD, *map(_row, answer["ranks"])], right=(1, 2, 3, 4, 5, 6))
+        rows = answer["ranks"]
+        table = [HEAD, *map(_row, rows)]
+        if any(one.get("own_s") is not None for one in rows):
+            table = [(*row, *more) for row, more in zip(table, _own(rows), strict=True)]
+        lines = columns(table, right=(1, 2, 3, 4, 5, 6, 8, 9))
     except (KeyError, TypeError, ValueError):
         raise UsageError(f"{found.name} is of another version of muster", "use --json") from None
     if answer.get("silent"):
         lines.append(f"did not answer: {', '.join(map(text_of, answer['silent']))}")
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _own(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """Three columns more, with their head."""
+    times = [(one.get("own_s"), one.get("own_p95_s")) for one in ranks]
+    shown = [tuple("-" if s is None else f"{1000 * s:.3g} ms" for s in both) for both in times]
+    slow = ["slow" * bool(one.get("slow")) for one in ranks]
+    return [("OWN", "P95", ""), *((*both, mark) for both, mark in zip(shown, slow, strict=True))]
 
 
 def _row(rank: Mapping[str, Any]) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from muster.types.values import NamedTuple
 
 INSTALL = "pip install 'muster-training[debug]'"
 LIMITS_OFF = {  # of hosts whose ranks wait for one that is debugged
-    f"MUSTER_{name}_S": "0" for name in ("HANG", "STALL_WAIT", "STALL_IDLE", "IDLE")
+    f"MUSTER_{name}_S": "0" for name in ("HANG", "STALL_WAIT", "STALL_IDLE", "STRAGGLERS", "IDLE")
 }
 ALONE = "debug one rank: the others wait for it in their first collective"
 

@@ -99,7 +99,11 @@ def _fill(name: str, **values: object) -> str:
         lstrip_blocks=True,
     )
     environment.filters.update(
-        duration=_or_dash(duration), size=_or_dash(size), plain=_plain, percent=_or_dash(_percent)
+        duration=_or_dash(duration),
+        brief=_or_dash(_brief),
+        size=_or_dash(size),
+        plain=_plain,
+        percent=_or_dash(_percent),
     )
     return environment.get_template(name).render(values).lstrip()
 
@@ -160,6 +164,11 @@ def _plain(value: float | None) -> str:
     if value is None:
         return "-"
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def _brief(seconds: float) -> str:
+    """A short time: `12.5 ms`."""
+    return duration(seconds) if seconds >= 1 else f"{1000 * seconds:.3g} ms"
 
 
 def _percent(value: float) -> str:

@@ -49,6 +49,7 @@ class Stat(NamedTuple):
     cpu_s: float
     children_cpu_s: float
     memory_bytes: int
+    major_faults: int  # for which it waited for a disk
 
 
 def stat(pid: int) -> Stat | None:
@@ -68,6 +69,7 @@ def _parsed(line: str) -> Stat | None:
         (user + system) / TICKS,
         (children_user + children_system) / TICKS,
         int(fields[21]) * _PAGE_BYTES,
+        int(fields[9]),
     )
 
 

@@ -91,6 +91,7 @@ class Observing:
                 self._mask,
                 self,
                 self._context.throttled_s,
+                lambda: self._endpoint.clock_offset_s,
             )
         except Exception as error:
             self._over = True

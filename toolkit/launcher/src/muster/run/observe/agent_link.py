@@ -20,7 +20,7 @@ from typing import Any
 from muster.run.base.loop import Loop
 from muster.run.child.shim_handle import ShimHandle, state_of
 from muster.run.observe.dump import parse_dump
-from muster.run.observe.looks import Answer, Call, StackFrame, ThreadStack
+from muster.run.observe.looks import Answer, Arrivals, Call, StackFrame, ThreadStack
 from muster.types.files import read_text
 from muster.types.values import NamedTuple
 
@@ -38,13 +38,14 @@ class Ask(NamedTuple):
     stacks: bool
     all_threads: bool
     calls: bool
+    arrivals: bool = False
 
     @property
     def words(self) -> str:
         return " ".join(name for name, asked in zip(_WORDS, self, strict=True) if asked)
 
 
-_WORDS = ("stacks", "threads", "calls")
+_WORDS = ("stacks", "threads", "calls", "arrivals")
 
 
 class AgentLink:
@@ -280,7 +281,16 @@ def answer_of(said: Mapping[str, Any]) -> Answer:
         calls,
         None if step is None else int(step),
         None if rate is None else _finite(rate),
+        _arrivals(said.get("arrivals")),
     )
+
+
+def _arrivals(said: Any) -> Arrivals | None:
+    if said is None:
+        return None
+    calls = tuple((int(number), _finite(at_s)) for number, at_s in said["calls"])
+    ranks = tuple(map(int, said["ranks"]))
+    return Arrivals(_text(said["library"]), _text(said["group"]), ranks, calls)
 
 
 def _text(value: object) -> str:

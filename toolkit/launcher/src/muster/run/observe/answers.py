@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from muster.run.observe.looks import RankLook, StackFrame
+from muster.run.observe.pace import OwnTime, StepPace
 from muster.run.observe.query import Collector
 from muster.run.observe.rollcall import RollVerdict, call_roll
 from muster.run.observe.wording import (
@@ -42,8 +43,11 @@ def verdict_of(found: Collector) -> RollVerdict:
     return call_roll(found.looks, found.silent())
 
 
-def state_answer(looks: Sequence[RankLook], silent: Mapping[int, str]) -> dict[str, Any]:
-    """The answer to `state`: a row for each rank."""
+def state_answer(
+    looks: Sequence[RankLook], silent: Mapping[int, str], pace: StepPace | None = None
+) -> dict[str, Any]:
+    """The answer to `state`: a row for each rank. `pace`: as it was last looked at."""
+    own: Mapping[int, OwnTime] = {} if pace is None else pace.own
     rows = [
         {
             "host": look.host,
@@ -55,6 +59,9 @@ def state_answer(looks: Sequence[RankLook], silent: Mapping[int, str]) -> dict[s
             "state": state_of(look),
             "cpu_share": look.process.cpu_share,
             "ended": look.ended,
+            "own_s": own[look.rank].median_s if look.rank in own else None,
+            "own_p95_s": own[look.rank].p95_s if look.rank in own else None,
+            "slow": pace is not None and look.rank in pace.slow,
         }
         for look in sorted(looks, key=lambda look: look.rank)
     ]

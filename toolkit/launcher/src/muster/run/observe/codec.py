@@ -12,7 +12,16 @@ from collections.abc import Collection, Iterable, Sequence
 from typing import Any, NoReturn
 
 from muster.run.channel.messages import MOST_PARTS, REPLY_BYTES, WireError
-from muster.run.observe.looks import Answer, Call, ProcessState, RankLook, StackFrame, ThreadStack
+from muster.run.observe.looks import (
+    Answer,
+    Arrivals,
+    Call,
+    ProcessState,
+    RankLook,
+    StackFrame,
+    ThreadStack,
+    Usage,
+)
 from muster.run.observe.wording import main_thread
 from muster.types.names import runs
 
@@ -21,6 +30,8 @@ MOST_FRAMES = 200  # of one stack: the outermost and innermost halves
 MOST_THREADS = 256
 MOST_CALLS = 32  # of one rank: its groups
 MOST_KINDS = 4096
+MOST_ARRIVALS = 64  # of one rank
+TICKS = 10_000  # in which times of arrivals are written, a second
 ANSWER_BYTES = 16 << 20  # unpacked; of one host, or of the leader's to a host
 _HOW = ("agent", "signal", "silent", "none")
 
@@ -78,7 +89,7 @@ def looks_to_json(looks: Sequence[RankLook], all_threads: bool) -> object:
         rows.append(
             [
                 look.rank, list(look.process), round(look.silent_s, 2), look.ended, kind, calls,
-                answer.step, answer.rate,
+                answer.step, answer.rate, _pace(look),
             ]
         )  # fmt: skip
     return [[_kind(*kind) for kind in kinds], [list(group) for group in groups], rows]
@@ -98,7 +109,8 @@ def looks_from_json(
         ]
         left, looks = set(ranks), []
         for row in _items(rows, len(ranks)):
-            look = _look(row, host, made_kinds, made_groups)
+            look = _look(row[:-1], host, made_kinds, made_groups)
+            look = _paced(look, row[-1], members, world)
             if look.rank in left:
                 left.discard(look.rank)
                 looks.append(look)
@@ -122,6 +134,22 @@ def _kind(how: str, threads: Sequence[ThreadStack]) -> list[object]:
         how,
         [[t.name, t.is_main, [list(frame) for frame in _fitting(t.frames)]] for t in threads],
     ]
+
+
+def _pace(look: RankLook) -> list[object] | None:
+    """Usage and arrivals of a rank; calls as what each is beyond the one before it."""
+    came, usage = look.answer.arrivals, look.usage
+    if came is None and usage is None:
+        return None
+    used = None if usage is None else list(usage._replace(over_s=round(usage.over_s, 3)))
+    if came is None:
+        return [used, None]
+    pairs, before = [], (0, 0)
+    for number, at_s in came.calls[-MOST_ARRIVALS:]:
+        call = number, round(at_s * TICKS)
+        pairs.append([call[0] - before[0], call[1] - before[1]])
+        before = call
+    return [used, [came.library, came.group, _ranges(came.ranks), pairs]]
 
 
 def _fitting(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
@@ -181,6 +209,28 @@ def _look(
         ),
         None if ended is None else _exact(ended, int),
     )
+
+
+def _paced(look: RankLook, pace: Any, members: dict[str, tuple[int, ...]], world: int) -> RankLook:
+    """The look with what `_pace` wrote. Raises ValueError for anything else."""
+    if pace is None:
+        return look
+    used, came = pace
+    if used is not None:
+        over_s, throttled_s, run_delay_s, faults = used
+        throttled = None if throttled_s is None else _number(throttled_s)
+        usage = Usage(_number(over_s), throttled, _number(run_delay_s), _whole(faults))
+        look = look._replace(usage=usage)
+    if came is None:
+        return look
+    library, group, spelled, pairs = came
+    calls, number, ticks = [], 0, 0
+    for more, later in _items(pairs, MOST_ARRIVALS):
+        number, ticks = number + _whole(more), ticks + _exact(later, int)
+        calls.append((number, _number(ticks / TICKS)))
+    ranks = _members(_text(spelled, 1 << 16), members, world)
+    arrivals = Arrivals(_text(library), _text(group), ranks, tuple(calls))
+    return look._replace(answer=look.answer._replace(arrivals=arrivals))
 
 
 def _ranges(ranks: Sequence[int]) -> str:

@@ -14,7 +14,7 @@ from muster.run.child.rank import Rank
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.observe import sampler
 from muster.run.observe.looks import Answer, ProcessState, RankLook
-from muster.run.observe.query import CALLS, ROLL, STACKS, THREADS
+from muster.run.observe.query import CALLS, PACE, ROLL, STACKS, THREADS
 from muster.run.observe.sampler import Subject
 from muster.run.observe.wording import IDLE_SHARE
 from muster.types.values import NamedTuple
@@ -133,7 +133,7 @@ class LocalLooks:
         from muster.run.observe.agent_link import Ask
 
         threads = what == THREADS
-        asked = Ask(threads or what in (ROLL, STACKS), threads, what in (CALLS, ROLL))
+        asked = Ask(threads or what in (ROLL, STACKS), threads, what in (CALLS, ROLL), what == PACE)
         self._link.ask(running, asked, AGENT_S, done)
 
     def _look_at_processes(self, ranks: Sequence[Rank], look: _Look) -> None:

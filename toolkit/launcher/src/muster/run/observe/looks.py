@@ -42,12 +42,34 @@ class Call(NamedTuple):
     absent: tuple[int, ...] = ()
 
 
+class Arrivals(NamedTuple):
+    """When one rank came to calls of a group in which all wait for all. `calls`: number, and
+    seconds of the host's monotonic clock; between hosts of the leader's."""
+
+    library: str
+    group: str
+    ranks: tuple[int, ...]
+    calls: tuple[tuple[int, float], ...]
+
+
+class Usage(NamedTuple):
+    """What the processes of a rank went through over `over_s` seconds: held up by the CPU limit of
+    their container (None: unknown), able to run and without a processor, and how often they waited
+    for memory to come from a disk."""
+
+    over_s: float
+    throttled_s: float | None
+    run_delay_s: float
+    major_faults: int
+
+
 class Answer(NamedTuple):
     """What the agent in a rank's Python said.
 
     `how`: agent, signal (its threads could not run, the signal handler wrote the stacks), silent,
     or none (no agent: another program than Python, or Python without site). `step`, `rate`: of
-    `muster.metrics`, None where the script does not call it; steps per second.
+    `muster.metrics`, None where the script does not call it; steps per second. `arrivals`: None
+    where they were not asked for, or are not known.
     """
 
     how: str
@@ -55,6 +77,7 @@ class Answer(NamedTuple):
     calls: tuple[Call, ...] = ()
     step: int | None = None
     rate: float | None = None
+    arrivals: Arrivals | None = None
 
 
 class ProcessState(NamedTuple):
@@ -75,7 +98,7 @@ class ProcessState(NamedTuple):
 
 class RankLook(NamedTuple):
     """One rank at one moment. `silent_s`: since its last output, or its start. `ended`: its exit
-    status once it has ended."""
+    status once it has ended. `usage`: of the last minute, where it was asked for and is known."""
 
     rank: int
     host: str
@@ -83,3 +106,4 @@ class RankLook(NamedTuple):
     silent_s: float
     answer: Answer
     ended: int | None = None
+    usage: Usage | None = None

@@ -22,6 +22,7 @@ from muster.run.observe.local_looks import LocalLooks
 from muster.run.observe.looks import RankLook
 from muster.run.observe.query import (
     OF_HOSTS,
+    PACE,
     ROLL,
     STATE,
     THREADS,
@@ -32,6 +33,7 @@ from muster.run.observe.query import (
 )
 from muster.run.observe.rounds import Rounds
 from muster.run.observe.sampler import Sampler
+from muster.run.observe.stragglers import Stragglers
 from muster.run.observe.watch import StallWatch
 from muster.types.deadlines import Deadlines
 from muster.types.shown import parse_ranks
@@ -89,12 +91,15 @@ class Observer:
         mask: Callable[[str], str],
         owner: ObserverHost,
         throttled_s: Callable[[], float | None] = lambda: None,
+        clock_offset_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`clock_offset_s()`: from this host's monotonic clock to the leader's."""
         self._loop = GuardedLoop(loop, self._broke)
         self._place = place
         self._log = log
         self._mask = lru_cache(4096)(mask)
         self._owner = owner
+        self._clock_offset_s = clock_offset_s
         self._closed = False
         self._world = plan.world_size
         self._looks = LocalLooks(self._loop, place.names[place.me], ranks)
@@ -109,6 +114,10 @@ class Observer:
         self._watch = StallWatch(
             self._loop, self._looks, self._rounds, recorder, log, owner, deadlines,
             place.leads, lambda: owner.ask_host(place.leader, Query(0, STALL)),
+        )  # fmt: skip
+        self._stragglers = Stragglers(
+            self._loop, self._rounds, recorder, log, owner,
+            deadlines.stragglers_s if place.leads and self._world > 1 else 0.0,
         )  # fmt: skip
         self._control = (
             Control(self._loop, recorder.folder, self.request, self._warn)
@@ -163,7 +172,11 @@ class Observer:
         """On the leader: asks all hosts."""
         if OF_JOB[what] == STATE:
             self._rounds.ask(
-                STATE, ranks, lambda found: done(answers.state_answer(found.looks, found.silent()))
+                STATE,
+                ranks,
+                lambda found: done(
+                    answers.state_answer(found.looks, found.silent(), self._stragglers.pace)
+                ),
             )
             return
 
@@ -246,6 +259,7 @@ class Observer:
             except RuntimeError as error:  # no thread can be had
                 self._warn(f"there is no control socket: {error}")
         self._watch.begin()
+        self._stragglers.begin()
         if self._control is not None:  # else there is no record for samples
             self.sampler.begin()
 
@@ -255,11 +269,20 @@ class Observer:
         ranks: Collection[int],
         done: Callable[[list[RankLook], Mapping[int, float]], None],
     ) -> None:
-        self._looks.look(
-            what,
-            ranks,
-            lambda looks: done([self._masked(look) for look in looks], self._looks.idle_s),
-        )
+        def looked(looks: list[RankLook]) -> None:
+            if what == PACE:
+                looks = [self._paced(look) for look in looks]
+            done([self._masked(look) for look in looks], self._looks.idle_s)
+
+        self._looks.look(what, ranks, looked)
+
+    def _paced(self, look: RankLook) -> RankLook:
+        """With what held it up, and the times at which it came to calls by the leader's clock."""
+        came, offset_s = look.answer.arrivals, self._clock_offset_s()
+        if came is not None:
+            calls = tuple((number, at_s + offset_s) for number, at_s in came.calls)
+            look = look._replace(answer=look.answer._replace(arrivals=came._replace(calls=calls)))
+        return look._replace(usage=self.sampler.usage(look.rank))
 
     def _masked(self, look: RankLook) -> RankLook:
         """Without the secrets that this host knows: frames between hosts are not encrypted."""

@@ -1,7 +1,8 @@
 """A question to the hosts of a job, and their answers. Pure: messages and the time go in.
 
 To a host: `state` (processes, steps), `calls` (and collective calls), `roll` (and one stack of each
-kind), `stacks` (all of the main threads), `threads` (of all threads). To the leader, of a host that
+kind), `stacks` (all of the main threads), `threads` (of all threads), `pace` (when ranks came to
+their last calls, and what held them up). To the leader, of a host that
 was asked for the whole job: the requests of `run.observe.control`, and `stall`.
 """
 
@@ -15,7 +16,9 @@ from muster.run.observe import codec
 from muster.run.observe.looks import RankLook
 from muster.run.observe.wording import spot
 
-STATE, CALLS, ROLL, STACKS, THREADS = OF_HOSTS = ("state", "calls", "roll", "stacks", "threads")
+STATE, CALLS, ROLL, STACKS, THREADS, PACE = OF_HOSTS = (
+    "state", "calls", "roll", "stacks", "threads", "pace",
+)  # fmt: skip
 KINDS_SHOWN = 64  # whose full stacks are asked for
 HOST_BYTES = 2 << 20  # packed, of one host's answer to one question
 ALL_BYTES = 256 << 20  # of all hosts together

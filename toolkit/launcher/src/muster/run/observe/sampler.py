@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 from muster.run.base import procfs
 from muster.run.base.procfs import Stat
-from muster.run.observe.looks import ProcessState
+from muster.run.observe.looks import ProcessState, Usage
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 FIRST_S = 0.5  # what has ended by then is not looked at
 EVERY_S = 5.0
 SHARE_S = 0.2  # over which a fresh look measures the use of processors
+USAGE_S = 60.0  # over which `usage` tells
 END_S = 0.5  # how long the end waits for the last sample
 
 
@@ -58,7 +60,7 @@ class Sample(NamedTuple):
     threads of it waited for a processor; `memory_bytes`: resident, of the tree; `state`, `wchan`:
     of its own main thread; `silent_s`: since its last output; `throttled_s`: how long the
     container's CPU limit has held processes up, None where unknown; `steal_s`: processor time that
-    other machines took from this one.
+    other machines took from this one; `major_faults`: of its process tree.
     """
 
     pid: int
@@ -70,6 +72,7 @@ class Sample(NamedTuple):
     silent_s: float
     throttled_s: float | None
     steal_s: float
+    major_faults: int = 0
 
 
 class Emit(Protocol):
@@ -108,6 +111,7 @@ class Sampler:
         self._shims: dict[int, int] = {}  # rank -> PID
         self._delays: dict[int, _Sum] = {}
         self._at_first: tuple[float | None, float] | None = None
+        self._kept: dict[int, deque[tuple[float, Sample]]] = {}  # the last ones, and when
 
     def begin(self) -> None:
         """Starts its thread; the first look is `first_s` later."""
@@ -157,7 +161,22 @@ class Sampler:
             self.last[one.rank], self._shims[one.rank] = made, one.shim_pid
             peak = max(made.memory_bytes, procfs.peak_bytes(one.pid))
             self.peak_bytes[one.rank] = max(self.peak_bytes.get(one.rank, 0), peak)
+            kept = self._kept.setdefault(one.rank, deque(maxlen=1 + int(USAGE_S / self._every_s)))
+            kept.append((now, made))
             self._emit("sample", one.rank, **made._asdict())
+
+    def usage(self, rank: int) -> Usage | None:
+        """What held this rank up over the last USAGE_S; None before the second look. From any
+        thread."""
+        kept = list(self._kept.get(rank, ()))
+        if len(kept) < 2:
+            return None
+        (at_0, first), (at_1, last) = kept[0], kept[-1]
+        known = first.throttled_s is not None and last.throttled_s is not None
+        throttled_s = (last.throttled_s or 0.0) - (first.throttled_s or 0.0) if known else None
+        run_delay_s = max(0.0, last.run_delay_s - first.run_delay_s)
+        faults = max(0, last.major_faults - first.major_faults)
+        return Usage(at_1 - at_0, throttled_s, run_delay_s, faults)
 
     def _count_ended(self) -> None:
         """What ranks that have ended since their last sample used until then."""
@@ -182,6 +201,7 @@ class Sampler:
             silent_s=round(max(0.0, now - one.heard_s), 1),
             throttled_s=None,
             steal_s=0.0,
+            major_faults=sum(table[pid].major_faults for pid in tree if pid in table),
         )
 
 
