@@ -147,10 +147,8 @@ def test_hosts_without_names_have_one_outcome(hosts: Hosts, family: int) -> None
         start(hosts, 1, *options, "--leader", leader, environ=fail),
     )
     assert (first[0], second[0]) == (1, 1), first[2] + second[2]
-    assert "FAILED UserScriptError: ValueError: bad batch" in first[2], first[2]
-    assert "(node-1 rank 1, exit code 1" in first[2], first[2]
-    for out in (first[1], second[1]):
-        assert said(out)[2:4] == [leader, leader]
+    assert "FAILED node-1 rank 1: ValueError: bad batch" in first[2], first[2]
+    assert said(second[1])[2:4] == [leader, leader]  # the other may be ended before it speaks
 
 
 def test_hosts_without_names_need_a_secret(hosts: Hosts) -> None:
