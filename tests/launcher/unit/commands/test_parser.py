@@ -81,7 +81,7 @@ def test_the_help_fits_one_screen_and_names_every_command_and_exit_code() -> Non
         (["doctor", "-v"], "unknown option -v"),
         (["PLAN"], "did you mean 'plan'?"),
         (["trian"], "'trian' is not a command"),
-        (["run", "train.py"], "'run' is not a command"),
+        (["start", "train.py"], "'start' is not a command"),
         ([""], "'' is not a command"),
     ],
 )

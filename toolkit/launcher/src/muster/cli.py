@@ -27,7 +27,10 @@ def train() -> None:
 
 def main() -> None:
     """The command for people; `muster train` is `train`."""
-    interrupts_end_at_once()
+    if sys.argv[1:2] == ["run"]:
+        _hold_stop_signals()  # for the `train` that it becomes, which may be PID 1
+    else:
+        interrupts_end_at_once()
     _collect_rarely()
     if sys.argv[1:2] == ["train"]:
         del sys.argv[1]

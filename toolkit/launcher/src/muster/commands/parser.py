@@ -25,6 +25,7 @@ examples:
 
 commands:
   local    run a real job of one or several hosts on this machine
+  run      one host of a job on Slurm, Kubernetes, AWS Batch or a list of hosts
   plan     print what a run would do, for a script or a folder of SageMaker's files
   history  list, show, repeat and remove the runs of `muster local`
   logs     print what the ranks of a run wrote, also while they write
@@ -57,6 +58,7 @@ exit codes:
 
 COMMANDS = {  # its module
     "local": "muster.local.command",
+    "run": "muster.elsewhere.command",
     "plan": "muster.commands.show_plan",
     "history": "muster.local.record.history_command",
     "logs": "muster.local.record.logs_command",
@@ -70,7 +72,7 @@ COMMANDS = {  # its module
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",
 }
-OF_SCRIPTS = ("local", "plan", "bench")  # arguments of a script may come after `--`
+OF_SCRIPTS = ("local", "run", "plan", "bench")  # arguments of a script may come after `--`
 
 
 def main(argv: list[str]) -> int:

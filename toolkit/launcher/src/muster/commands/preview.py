@@ -10,10 +10,12 @@ from collections.abc import Mapping
 from muster.commands.plan_tools import Found, find
 from muster.commands.plan_values import SHOWN_HOSTS, DryRun, Preview, Row
 from muster.commands.plan_view import command_line
+from muster.contract.engines.sagemaker import MARK
 from muster.plan import plan
 from muster.plan.degrees import degrees_text
 from muster.plan.launchplan import LaunchPlan, port_variable
 from muster.types.deadlines import Deadlines, variable
+from muster.types.files import read_object
 from muster.types.job import Job, Program, Settings, Staged
 from muster.types.machine import HostFacts, Machine
 from muster.types.masking import MASK, Masker
@@ -62,6 +64,7 @@ def preview(
             job.paths.base,
             "option --base-dir" if asked else _set_by(job, BASE_VARIABLE),
         ),
+        *_engine_rows(job),
         *_request_rows(job, masker),
         *_world_rows(job, facts[job.cluster.current], plans[job.cluster.current]),
         Row("interface", interface, interface_source),
@@ -165,6 +168,16 @@ def assumptions(job: Job, machine: Machine, program: str) -> tuple[str, ...]:
 
 def _count(number: int | None, what: str) -> str:
     return f"{what} unknown" if number is None else f"{number or 'no'} {what}"
+
+
+def _engine_rows(job: Job) -> tuple[Row, ...]:
+    """What `muster run` had understood when it wrote the request, and from where."""
+    found = read_object(f"{job.paths.config}/{MARK}")
+    if not found:
+        return ()
+    understood: Mapping[str, str] = found.get("origins", {})
+    rows = [Row(f"  {what}", "", source) for what, source in understood.items()]
+    return (Row("engine", str(found.get("engine")), str(found.get("why"))), *rows)
 
 
 def _request_rows(job: Job, masker: Masker) -> tuple[Row, ...]:

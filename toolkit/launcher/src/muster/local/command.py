@@ -97,31 +97,11 @@ def add_arguments(parser: Parser) -> None:
 
 def add_options(parser: Parser) -> None:
     """Declares what describes a run, for every command that takes one."""
+    add_job_options(parser)
     parser.foreign = FOREIGN
     add = parser.add_argument
-    add(
-        *("-m", "--module"),
-        metavar="NAME",
-        help="in place of SCRIPT: a module, named from the source folder (the current one)",
-    )
-    add("--source-dir", metavar="DIR", help="folder of the code (SCRIPT's own)")
     add("--hosts", metavar="N", type=whole_number(1, MAX_HOSTS), help="number of hosts (1)")
-    add("--processes-per-host", metavar="P", type=whole_number(1, 4096), help="ranks on each host")
-    add("--oversubscribe", action="store_true", help="allow over 4 ranks for each processor")
-    add("--distribution", metavar="NAME|JSON", help="the SDK's distribution option")
-    repeated = {"action": "append", "default": []}
-    add("--hyperparameter", metavar="K=V", **repeated, help="one hyperparameter; repeatable")  # type: ignore[arg-type]
-    add("--channel", metavar="NAME=DIR", **repeated, help="one input channel; repeatable")  # type: ignore[arg-type]
-    add("--env", metavar="K=V", **repeated, help="one variable for the script; repeatable")  # type: ignore[arg-type]
     add("--instance-groups", metavar="NAME:COUNT[:TYPE],...", help="a heterogeneous cluster")
-    add(
-        "--instance-type", metavar="TYPE", default="local", help="what the hosts are called (local)"
-    )
-    add("--output", metavar="DIR", help="run folder (muster-runs/TIME-SCRIPT)")
-    add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")
-    add("--verbose", action="store_true", help="show INFO of train, and what launchers say")
-    add("--overwrite", action="store_true", help="delete what an earlier run left in --output")
-    add("--checkpoint", metavar="DIR", help="/opt/ml/checkpoints of all hosts, kept between runs")
     add(
         "--isolation",
         metavar="|".join(NAMES),
@@ -138,6 +118,35 @@ def add_options(parser: Parser) -> None:
     add("--internet", action="store_true", help="a way out for hosts in namespaces, by pasta")
     add("--timeout", metavar="SECONDS", type=seconds, help="stop the job after this time")
     options.add_arguments(parser)
+
+
+def add_job_options(parser: Parser, instance_type: str = "local") -> None:
+    """Declares what describes a job and makes no hosts."""
+    add = parser.add_argument
+    add(
+        *("-m", "--module"),
+        metavar="NAME",
+        help="in place of SCRIPT: a module, named from the source folder (the current one)",
+    )
+    add("--source-dir", metavar="DIR", help="folder of the code (SCRIPT's own)")
+    add("--processes-per-host", metavar="P", type=whole_number(1, 4096), help="ranks on each host")
+    add("--oversubscribe", action="store_true", help="allow over 4 ranks for each processor")
+    add("--distribution", metavar="NAME|JSON", help="the SDK's distribution option")
+    repeated = {"action": "append", "default": []}
+    add("--hyperparameter", metavar="K=V", **repeated, help="one hyperparameter; repeatable")  # type: ignore[arg-type]
+    add("--channel", metavar="NAME=DIR", **repeated, help="one input channel; repeatable")  # type: ignore[arg-type]
+    add("--env", metavar="K=V", **repeated, help="one variable for the script; repeatable")  # type: ignore[arg-type]
+    add(
+        "--instance-type",
+        metavar="TYPE",
+        default=instance_type,
+        help=f"what the hosts are called ({instance_type or 'the name of the engine'})",
+    )
+    add("--output", metavar="DIR", help="run folder (muster-runs/TIME-SCRIPT)")
+    add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")
+    add("--verbose", action="store_true", help="show INFO of train, and what launchers say")
+    add("--overwrite", action="store_true", help="delete what an earlier run left in --output")
+    add("--checkpoint", metavar="DIR", help="/opt/ml/checkpoints of all hosts, kept between runs")
 
 
 def options_given(args: argparse.Namespace) -> list[str]:

@@ -143,5 +143,10 @@ def kept_paths(caller: Mapping[str, str]) -> tuple[str, ...]:
     return tuple(sorted(p for p in absolute if os.path.isdir(p) and p not in TEMPORARY))
 
 
+def is_of_a_job(name: str) -> bool:
+    """Whether another launcher, or a job around this one, left the variable."""
+    return name in _LEFTOVERS or name.startswith(_LEFTOVER_PREFIXES)
+
+
 def _is_leftover(name: str) -> bool:
-    return name in _LEFTOVERS or name in _RUN_VARIABLES or name.startswith(_LEFTOVER_PREFIXES)
+    return name in _RUN_VARIABLES or is_of_a_job(name)

@@ -116,15 +116,21 @@ def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) 
 
     `check` is called again and again, and may raise to end it. Raises UsageError and OSError.
     """
+    checkpoint = request.checkpoint or folder.path
+    archive = os.path.join(folder.path, layout.FRESH_SOURCE)
+    pack_into(request, archive, (folder.path, checkpoint), check)
+    os.makedirs(checkpoint, exist_ok=True)
+
+
+def pack_into(
+    request: Request, archive: str, left_out: tuple[str, ...], check: Callable[[], None]
+) -> None:
+    """Packs the code, and the entry point of a module. Raises UsageError and OSError."""
     from muster.local.code import sourcecode
     from muster.local.code.module import entry_point
 
-    archive = os.path.join(folder.path, layout.FRESH_SOURCE)
-    checkpoint = request.checkpoint or folder.path
     more = dict([entry_point(request.module)]) if request.module else {}
-    left_out = (folder.path, checkpoint)
     sourcecode.pack(request.source_dir, archive, left_out, check, more, request.ignored)
-    os.makedirs(checkpoint, exist_ok=True)
 
 
 def write_trees(backend: Backend, keys: Mapping[str, str], check: Callable[[], None]) -> None:

@@ -71,6 +71,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "reconnect_s": (0.1, 600),
     "failfast_grace_s": (0, 3_600),
     "stop_grace_s": (0, 86_400),
+    "stop_total_s": (1, 86_400),
     "drain_s": (0, 600),
     "finish_s": (1, 3_600),
     "idle_s": (0, 86_400),
@@ -92,12 +93,15 @@ def parse_deadlines(
     """The deadlines of this run and all that is wrong with the variables that change them.
 
     `local_mode`: the instance type begins with `local`, so the whole stop must fit in 10 s.
-    A stop grace that is given moves the three times after it by the same amount, so that it is
-    never above the whole stop. What is refused keeps its default, so that a host which joins only
-    to say what is wrong has deadlines to do it by.
+    A whole stop that is given has the default's proportions. A stop grace that is given moves
+    the three times after it by the same amount, so that it is never above the whole stop. What is
+    refused keeps its default, so that a host which joins only to say what is wrong has deadlines
+    to do it by.
     """
     base = Deadlines()._replace(**LOCAL_MODE_STOP) if local_mode else Deadlines()
     values, problems = _given(environ)
+    if "stop_total_s" in values:
+        base = base._replace(**_stop_within(values.pop("stop_total_s")))
     result = base._replace(**values)
     moved = result.stop_grace_s - base.stop_grace_s
     result = result._replace(
@@ -115,6 +119,17 @@ def parse_deadlines(
         problems.append(Problem(lost_after, what, fix))
     pair = {"heartbeat_s": base.heartbeat_s, "lost_after_s": base.lost_after_s}
     return result._replace(**pair), tuple(problems)
+
+
+def _stop_within(total_s: float) -> dict[str, float]:
+    """The times of a stop that is over after `total_s`; the default's for 110 s."""
+    rest_s = min(10.0, total_s / 5)
+    return {
+        "stop_grace_s": total_s - rest_s,
+        "stop_drain_s": total_s - 0.7 * rest_s,
+        "stop_verdict_s": total_s - 0.4 * rest_s,
+        "stop_total_s": total_s,
+    }
 
 
 def _given(environ: Mapping[str, str]) -> tuple[dict[str, float], list[Problem]]:

@@ -1,0 +1,184 @@
+"""`muster run` on two hosts with a network each, which a list describes, with names and without."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from muster.local.hosts import why_not_isolated
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.long
+WAIT_S = 60.0
+ADDRESSES = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd09::1", "fd09::2")}
+SCRIPT = """\
+import json, os, sys, time
+names = ("SM_CURRENT_HOST", "SM_HOSTS", "SM_MASTER_ADDR", "MASTER_ADDR", "SM_HP_LR")
+print("said", json.dumps([os.environ[name] for name in names] + sys.argv[1:]), flush=True)
+if os.environ["SM_CURRENT_HOST_RANK"] == os.environ.get("FAIL"):
+    raise ValueError("bad batch")
+while os.environ.get("STAY"):
+    time.sleep(0.1)
+"""
+
+
+class Hosts(NamedTuple):
+    """The processes that hold the networks of two hosts, and a folder that both share."""
+
+    holders: list[int]
+    folder: Path
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[Hosts]:
+    """Two hosts, each with one end of a cable and no name server."""
+    if os.getuid() or not shutil.which("ip") or why_not_isolated(str(tmp_path)):
+        pytest.skip("needs root, the ip program and namespaces")
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    sleep = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
+    made = [
+        subprocess.Popen(["unshare", "-n", "-m", *sleep], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
+    try:
+        for one in made:
+            assert one.stdout is not None and one.stdout.readline() == "up\n"
+        ends = [f"e{uuid.uuid4().hex[:8]}" for _ in made]
+        peer = ["peer", "name", ends[1], "netns", str(made[1].pid)]
+        cable = ["ip", "link", "add", ends[0], "netns", str(made[0].pid), "type", "veth", *peer]
+        subprocess.run(cable, check=True)
+        for index, (one, end) in enumerate(zip(made, ends, strict=True)):
+            v4, v6 = (ADDRESSES[family][index] for family in (4, 6))
+            lines = [
+                "mount --bind /dev/null /etc/resolv.conf",
+                "ip link set lo up",
+                f"ip addr add {v4}/24 dev {end}",
+                f"ip addr add {v6}/64 dev {end} nodad",
+                f"ip link set {end} up",
+                f"ip route add default dev {end}",
+                f"ip -6 route add default dev {end}",
+            ]
+            inside(one.pid, ["sh", "-ec", "; ".join(lines)]).wait()
+        yield Hosts([one.pid for one in made], tmp_path)
+    finally:
+        for one in made:
+            one.kill()
+            one.wait()
+            if one.stdout is not None:
+                one.stdout.close()
+
+
+def inside(holder: int, command: list[str], **more: object) -> subprocess.Popen[str]:
+    command = ["nsenter", "-t", str(holder), "-n", "-m", *command]
+    return subprocess.Popen(command, text=True, **more)  # type: ignore[call-overload,no-any-return]
+
+
+def start(
+    hosts: Hosts, index: int, *options: str, environ: dict[str, str] | None = None
+) -> subprocess.Popen[str]:
+    """`muster run` on one host."""
+    around = {**os.environ, "MUSTER_JOIN_S": "30"}
+    for name in ("MUSTER_JOB_SECRET", "MUSTER_ENGINE"):
+        around.pop(name, None)
+    script, output = (str(hosts.folder / name) for name in ("code/train.py", "out"))
+    command = [sys.executable, "-m", "muster", "run", script, "--output", output]
+    command += [*options, "--host-index", str(index), "--hyperparameter", "lr=0.1", "--", "--more"]
+    return inside(
+        hosts.holders[index],
+        command,
+        env={**around, **(environ or {})},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+
+
+def ended(*runs: subprocess.Popen[str]) -> list[tuple[int, str, str]]:
+    """(exit code, stdout, stderr) of each."""
+    found = []
+    for run in runs:
+        out, err = run.communicate(timeout=WAIT_S)
+        found.append((run.returncode, out, err))
+    return found
+
+
+def secret(hosts: Hosts, text: str = "0123456789abcdef0123456789abcdef") -> tuple[str, str]:
+    path = hosts.folder / f"secret-{text[:4]}"
+    path.write_text(text)
+    path.chmod(0o600)
+    return "--secret-file", str(path)
+
+
+def said(out: str) -> list[str]:
+    line = next(line for line in out.splitlines() if "said " in line)
+    return list(json.loads(line.partition("said ")[2]))
+
+
+def test_listed_hosts_run_one_job(hosts: Hosts) -> None:
+    listed = ("--host-list", ",".join(ADDRESSES[4]))
+    first, second = ended(*(start(hosts, index, *listed) for index in (0, 1)))
+    assert (first[0], second[0]) == (0, 0), first[2] + second[2]
+    leader = ADDRESSES[4][0]
+    names = json.dumps(list(ADDRESSES[4]), separators=(",", ":"))
+    assert said(first[1]) == [leader, names, leader, leader, "0.1", "--lr", "0.1", "--more"]
+    assert said(second[1])[:4] == [ADDRESSES[4][1], names, leader, leader]
+    assert (hosts.folder / "out" / "summary.json").exists()
+
+
+@pytest.mark.parametrize("family", [4, 6])
+def test_hosts_without_names_have_one_outcome(hosts: Hosts, family: int) -> None:
+    """Only the follower knows an address, and only the leader's."""
+    options, leader = ("--hosts", "2", *secret(hosts)), ADDRESSES[family][0]
+    fail = {"FAIL": "1"}
+    # a leader with addresses of both families cannot know which one the others were given
+    known = ("--leader", leader) if family == 6 else ()
+    first, second = ended(
+        start(hosts, 0, *options, *known, environ=fail),
+        start(hosts, 1, *options, "--leader", leader, environ=fail),
+    )
+    assert (first[0], second[0]) == (1, 1), first[2] + second[2]
+    assert "FAILED node-1 rank 1: ValueError: bad batch" in first[2], first[2]
+    assert said(second[1])[2:4] == [leader, leader]  # the other may be ended before it speaks
+
+
+def test_hosts_without_names_need_a_secret(hosts: Hosts) -> None:
+    options = ("--hosts", "2", "--leader", ADDRESSES[4][0])
+    (refused,) = ended(start(hosts, 1, *options))
+    assert refused[0] == 100
+    assert "MUSTER_JOB_SECRET: not set" in refused[2] and "--insecure-join" in refused[2]
+
+
+def test_a_host_with_another_secret_stays_outside(hosts: Hosts) -> None:
+    options, soon = ("--hosts", "2", "--leader", ADDRESSES[4][0]), {"MUSTER_JOIN_S": "4"}
+    other = secret(hosts, "another secret of another job")
+    found = ended(
+        start(hosts, 0, *options, *secret(hosts), environ=soon),
+        start(hosts, 1, *options, *other, environ=soon),
+    )
+    assert [code for code, _, _ in found] == [102, 102]
+    assert not any("said " in out for _, out, _ in found)
+
+
+def test_a_stop_of_one_host_is_the_jobs(hosts: Hosts) -> None:
+    options = ("--host-list", ",".join(ADDRESSES[4]))
+    runs = [start(hosts, index, *options, environ={"STAY": "1"}) for index in (0, 1)]
+    logs = [hosts.folder / "out" / name / "logs" for name in ADDRESSES[4]]
+    wait_until(lambda: all(list(log.glob("rank-*.out")) for log in logs), WAIT_S)
+    runs[1].send_signal(signal.SIGTERM)
+    assert [code for code, _, _ in ended(*runs)] == [143, 143]
+
+
+def test_another_number_of_hosts_is_refused(hosts: Hosts) -> None:
+    options = ("--host-list", "a,b", "--hosts", "3")
+    (refused,) = ended(start(hosts, 0, *options))
+    assert refused[0] == 100 and "3 hosts were asked for, hosts gives 2" in refused[2]

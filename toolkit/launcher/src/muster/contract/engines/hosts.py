@@ -1,0 +1,80 @@
+"""A list of hosts that somebody wrote down (MUSTER_HOSTS), or SkyPilot's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from muster.contract.engines.values import Files, Values, each_once
+from muster.types.engine import Engine
+from muster.types.errors import ConfigError
+from muster.types.plain import short
+
+HOSTS, INDEX, LEADER = "MUSTER_HOSTS", "MUSTER_HOST_INDEX", "MUSTER_LEADER"
+COUNT = "MUSTER_HOST_COUNT"
+STOP_S = 8.0  # docker and ssh leave 10 s
+OWN_NAME = "/etc/hostname"
+
+
+def read(environ: Mapping[str, str], files: Files) -> Engine | None:
+    """Hosts by `a,b`, by `a=10.0.0.1,b=fd00::2`, or by their count and the leader's address."""
+    values = Values(environ)
+    text = values.text("hosts", HOSTS, "SKYPILOT_NODE_IPS")
+    if not text and COUNT not in environ:
+        return None
+    where = values.origins.get("hosts", "").removeprefix("variable ")
+    names, addresses = listed_hosts(text, where)
+    fix = f"set {INDEX} on every host, from 0, which leads"
+    count = len(names) or values.needed("count", COUNT, least=1, fix=fix)
+    leader = values.text("leader", LEADER)
+    index = values.number("index", INDEX, "SKYPILOT_NODE_RANK")
+    own = files(OWN_NAME).strip()
+    if index is None and own in names:
+        index, values.origins["index"] = names.index(own), f"{own} of {OWN_NAME}, in {where}"
+    if index is None:
+        index = 0 if count == 1 else values.needed("index", INDEX, fix=fix)
+    if not names and index and not leader:
+        what = f"not set: host {index} of {count} cannot find the leader"
+        raise ConfigError.of(LEADER, what, f"set its name or address, or list all in {HOSTS}")
+    return values.engine(
+        "hosts",
+        index,
+        count,
+        names=names,
+        addresses=addresses,
+        leader=leader,
+        slots=values.number("slots", "SKYPILOT_NUM_GPUS_PER_NODE") or None,
+        job=values.text("job", "MUSTER_JOB_NAME", "SKYPILOT_TASK_ID"),
+        attempt=values.number("attempt", "MUSTER_ATTEMPT", least=1),
+        stop_s=STOP_S,
+    )
+
+
+def listed_hosts(text: str, where: str) -> tuple[tuple[str, ...], dict[int, str]]:
+    """(names, index -> address) of a list with commas or line breaks. An address of IPv4 is its
+    host's name, too; one of IPv6 can be none, and its host is called node-N."""
+    names, addresses = [], {}
+    for index, entry in enumerate(filter(None, re.split(r"[,\s]+", text))):
+        name, equals, address = entry.partition("=")
+        if not name or (equals and not is_address(address)):
+            what = f"{short(entry)} is not NAME=ADDRESS"
+            raise ConfigError.of(where, what, "write algo-1=10.0.0.1, or the name alone")
+        if is_address(name):
+            address, name = name, f"node-{index}" if ":" in name else name
+        names.append(name)
+        if address:
+            addresses[index] = address
+    return each_once(tuple(names), where), addresses
+
+
+def is_address(text: str) -> bool:
+    """Whether the text is an address of IPv4 or IPv6."""
+    import socket
+
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            socket.inet_pton(family, text)
+            return True
+        except (OSError, ValueError):
+            continue
+    return False

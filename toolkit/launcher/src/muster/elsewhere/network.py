@@ -1,0 +1,59 @@
+"""What hosts are called and by which address and interface this one takes part."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from muster.contract.engines.hosts import is_address
+from muster.types.engine import Engine
+from muster.types.values import NamedTuple
+
+# addresses that no host has: the way to them is the default route
+_FAR = ("192.0.2.1", "2001:db8::1")
+DEFAULT_INTERFACE = "eth0"
+
+
+class Whereabouts(NamedTuple):
+    """`names` of all hosts; `addresses` by name, as far as they are known; `interface`: the one
+    that leads to the leader, on the leader the default route's."""
+
+    names: tuple[str, ...]
+    addresses: Mapping[str, str]
+    interface: str
+
+
+def host_names(engine: Engine) -> tuple[str, ...]:
+    """The engine's names, else the leader's if it has one and node-1, node-2, ..."""
+    if engine.names:
+        return engine.names
+    first = engine.leader if engine.leader and not is_address(engine.leader) else "node-0"
+    return (first, *(f"node-{index}" for index in range(1, engine.host_count)))
+
+
+def find_place(engine: Engine) -> Whereabouts:
+    """Sends nothing, but may ask the resolver once for the leader's name."""
+    from muster.stage.machine.network import resolve, route_source
+    from muster.stage.machine.probe import interfaces
+
+    names = host_names(engine)
+    addresses = {names[index]: address for index, address in engine.addresses.items()}
+    if is_address(engine.leader):
+        addresses[names[0]] = engine.leader
+    if engine.host_count == 1:
+        return Whereabouts(names, {}, DEFAULT_INTERFACE)
+    here = interfaces()
+    held = {one.address: one.name for one in here}
+    if engine.host_index == 0:
+        routes: tuple[str, ...] = tuple(resolve(names[0], addresses))
+        routes += tuple(map(route_source, _FAR))
+    else:
+        found = resolve(names[0], addresses) or list(_FAR)
+        routes = tuple(map(route_source, found))
+    real = [one.address for one in here if not one.address.startswith("127.")]
+    known = [address for address in routes if address in held and held[address] != "lo"]
+    own = next(iter((*known, *real)), "")
+    me = names[engine.host_index]
+    if engine.nameless and own and (engine.host_index or not engine.leader or addresses):
+        addresses.setdefault(me, own)
+    own = addresses.get(me, own)
+    return Whereabouts(names, addresses, held.get(own, DEFAULT_INTERFACE))

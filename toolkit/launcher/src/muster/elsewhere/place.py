@@ -1,0 +1,124 @@
+"""Where a host of `muster run` has its /opt/ml, and how the code gets there."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Mapping
+from glob import glob
+from itertools import chain
+
+from muster.arguments import UsageError
+from muster.elsewhere.network import Whereabouts
+from muster.local import preparation
+from muster.local.record import layout, runfolder
+from muster.local.record.runfolder import RunFolder
+from muster.local.request import Request
+from muster.types.engine import Engine
+from muster.types.values import NamedTuple
+
+CONTAINER_BASE = "/opt/ml"
+ARCHIVE = "input/sourcedir.tar.gz"
+
+
+class Folders(NamedTuple):
+    """`base`: the host's opt/ml. `run`: the run folder of all hosts, "" for none. `source`: where
+    the code is. `channels`: those that are still to be linked."""
+
+    base: str
+    run: str
+    source: str
+    channels: Mapping[str, str]
+
+
+def make_folders(
+    request: Request,
+    engine: Engine,
+    place: Whereabouts,
+    output: str | None,
+    base: str = CONTAINER_BASE,
+) -> Folders:
+    """The folders below --output, else /opt/ml itself where that can be written; with the code
+    packed. Raises UsageError."""
+    me = place.names[engine.host_index]
+    try:
+        if output is not None:
+            return _below_output(request, engine, os.path.realpath(output), me)
+        if os.path.isdir(base) and os.access(base, os.W_OK):
+            return _in_container(request, engine, base)
+    except OSError as error:
+        why = f"the run cannot be prepared: {runfolder.in_words(error)}"
+        raise UsageError(why, runfolder.OTHER_PLACE) from None
+    where = "cannot be written" if os.path.isdir(base) else "is not there"
+    raise UsageError(
+        f"{base} {where}, and no other place was named",
+        "add --output DIR, a folder that all hosts share or one of each host's own",
+    )
+
+
+def left_out(request: Request, engine: Engine, run: str) -> tuple[str, ...]:
+    """What is no code in the source folder, and would differ between hosts: the run, and what the
+    engine writes there meanwhile."""
+    logs = (glob(os.path.join(request.source_dir, one)) for one in engine.logs)
+    return (run, *([request.checkpoint] if request.checkpoint else []), *chain(*logs))
+
+
+def _below_output(request: Request, engine: Engine, run: str, host: str) -> Folders:
+    """A folder of the host's name, as in a run of `muster local`. A later attempt of the job finds
+    what an earlier one left and goes on from it."""
+    again = (engine.attempt or 1) > 1
+    made = runfolder.make_run_folder(
+        request.program, os.path.join(run, host), request.overwrite or again
+    )
+    # `train` keeps it, so that no other job takes the folder; ranks close what they inherit
+    os.set_inheritable(made.lock, True)
+    base = os.path.join(made.path, "opt/ml")
+    try:
+        archive = os.path.join(made.path, layout.FRESH_SOURCE)
+        preparation.pack_into(request, archive, left_out(request, engine, run), lambda: None)
+    except (UsageError, OSError):
+        runfolder.leave(made)
+        raise
+    if again and not request.overwrite:
+        _go_on(made, base)
+    else:
+        runfolder.clear(made)
+    source = os.path.join(made.path, layout.SOURCE)
+    return Folders(base, os.path.dirname(made.path), source, request.channels)
+
+
+def _go_on(made: RunFolder, base: str) -> None:
+    """Takes away what the earlier attempt was given, and leaves what it made."""
+    for name in ("code", "input"):
+        shutil.rmtree(os.path.join(base, name), ignore_errors=True)
+    if os.path.islink(os.path.join(base, "checkpoints")):
+        os.unlink(os.path.join(base, "checkpoints"))
+    source = os.path.join(made.path, layout.SOURCE)
+    os.makedirs(os.path.dirname(source), exist_ok=True)
+    os.replace(os.path.join(made.path, layout.FRESH_SOURCE), source)
+
+
+def _in_container(request: Request, engine: Engine, base: str) -> Folders:
+    """/opt/ml of a container. Code that lies there already is run where it is."""
+    code = os.path.join(base, "code")
+    channels = {}
+    for name, folder in request.channels.items():
+        there = os.path.join(base, "input/data", name)
+        if os.path.islink(there):
+            os.unlink(there)
+        elif os.path.lexists(there):
+            if os.path.realpath(there) != os.path.realpath(folder):
+                fix = f"use it as it is: --channel {name}={there}"
+                raise UsageError(f"--channel {name}: {there} is there already", fix)
+            continue
+        channels[name] = folder
+    if os.path.realpath(request.source_dir) == os.path.realpath(code):
+        return Folders(base, "", code, channels)
+    if os.path.isdir(code) and os.listdir(code):
+        raise UsageError(
+            f"{code} holds other code than {request.source_dir}",
+            f"name a script in {code}, or add --output DIR",
+        )
+    archive = os.path.join(base, ARCHIVE)
+    preparation.pack_into(request, archive, left_out(request, engine, base), lambda: None)
+    return Folders(base, "", archive, channels)
