@@ -118,6 +118,27 @@ def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+def test_of_gloo_a_call_that_waits_is_seen_without_reading_of_those_that_do_not(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    idle = "idle = dist.new_group([0, 1])\n"
+    script = f"{TORCH.replace('BACKEND', repr('gloo')).replace('[2, 0]', '[0, 1]')}{idle}"
+    step = "dist.all_reduce(torch.ones(4))\n"
+    ends = "dist.destroy_process_group()\n"
+    start(ranks, [f"{script}{part}{step}{ends}" for part in ("", "hold()\n")])
+    waits = Ask(False, False, False, waits=True)
+    first = ranks.asked_until(lambda one: one.calls and one.calls[0].running, 0, waits)
+    row = call_of(first, "torch")
+    assert (row.op, row.running) == ("all_reduce", True)
+    again = call_of(ranks.ask(0, waits), "torch")  # as long as it waits
+    assert again.running and again.age_s > row.age_s
+    assert not any(one.running for one in ranks.ask(1, waits).calls)
+    assert ranks.ask(1, waits).calls == ()  # all have ended, and none began
+    (tmp_path / "go").touch()
+    assert [ranks.ended(rank) for rank in range(2)] == [0, 0]
+
+
+@pytest.mark.torch
 def test_of_the_backend_muster_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     script = "import muster_collectives.torch\n" + TORCH.replace("BACKEND", "'muster'")
     ends = "\ndist.destroy_process_group()\n"
