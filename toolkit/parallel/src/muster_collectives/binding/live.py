@@ -36,7 +36,8 @@ def arrivals() -> list[tuple[str, tuple[int, ...], list[tuple[int, float]]]]:
     runs is not in it."""
     found = []
     for group in list(groups):
-        members, calls = group.world_ranks, []
+        members = group.world_ranks
+        calls: list[tuple[int, float]] = []
         if len(members) != group.size or group.size < 2:
             continue
         for record in group.records():  # the newest may be an old one still

@@ -60,8 +60,8 @@ def pace_of(looks: Sequence[RankLook]) -> StepPace | None:
     if not rates:
         return None  # it does not report its steps
     least_s = LEAST_S + 2 * max(one.unsure_s for one in chosen.values())
-    came = {rank: dict(one.calls) for rank, one in chosen.items()}
-    return _pace(came, median(rates), least_s)
+    calls = {rank: dict(one.calls) for rank, one in chosen.items()}
+    return _pace(calls, median(rates), least_s)
 
 
 def _pace(came: Mapping[int, Mapping[int, float]], rate: float, least_s: float) -> StepPace | None:
