@@ -96,6 +96,31 @@ def test_groups_of_musters_collectives_name_ranks_of_the_world(
     assert [ranks.ended(rank) for rank in range(3)] == [0, 0, 0]
 
 
+def test_of_musters_collectives_when_a_rank_came_to_the_last_calls(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Of those alone, where very many are kept: reading all would take a second."""
+    script = "import os, muster\nos.environ['COLLECTIVES_RECORDS'] = '4096'\n" + CORE + (
+        "from muster_collectives.binding import live\n"
+        "for step in range(1, 1001):\n"
+        "    group.all_reduce(data)\n"
+        "    muster.metrics(step=step)\n"
+        "assert len(group.records()) > 1000 and len(live.arrivals()[0][2]) == 512\n"
+        "print('through', flush=True)\nhold()\ngroup.close()\n"
+    )  # fmt: skip
+    start(ranks, [script] * 2)
+    for rank in range(2):
+        ranks.until(lambda rank=rank: "through" in ranks.output(rank), 60)
+    came = ranks.ask(0, Ask(False, False, False, arrivals=True)).arrivals
+    assert came is not None
+    assert (came.library, came.group, came.ranks) == ("muster", "world", (0, 1))
+    assert [number for number, _ in came.calls] == list(range(929, 993))  # whole blocks of 1005
+    times = [at_s for _, at_s in came.calls]
+    assert times == sorted(times)
+    (tmp_path / "go").touch()
+    assert [ranks.ended(rank) for rank in range(2)] == [0, 0]
+
+
 @pytest.mark.torch
 def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     script = TORCH.replace("BACKEND", "'gloo'")
