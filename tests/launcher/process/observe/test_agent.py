@@ -356,6 +356,7 @@ def test_one_whose_c_code_keeps_the_interpreter_answers_by_signal(ranks: Ranks) 
         assert [frame.function for frame in main_thread(answer).frames][:2] == ["<module>", "holds"]
         assert CANARY not in repr(answer)
     assert ranks.ask(what=Ask(False, False, calls=True), limit_s=1.0).how == "silent"
+    assert ranks.ask(what=Ask(True, False, False, by_signal=False), limit_s=1.0).how == "silent"
     assert not handle.ended
 
 

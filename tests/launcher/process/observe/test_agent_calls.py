@@ -96,6 +96,31 @@ def test_groups_of_musters_collectives_name_ranks_of_the_world(
     assert [ranks.ended(rank) for rank in range(3)] == [0, 0, 0]
 
 
+def test_of_musters_collectives_when_a_rank_came_to_the_last_calls(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Of those alone, where very many are kept: reading all would take a second."""
+    script = "import os, muster\nos.environ['COLLECTIVES_RECORDS'] = '4096'\n" + CORE + (
+        "from muster_collectives.binding import live\n"
+        "for step in range(1, 1001):\n"
+        "    group.all_reduce(data)\n"
+        "    muster.metrics(step=step)\n"
+        "assert len(group.records()) > 1000 and len(live.arrivals()[0][2]) == 512\n"
+        "print('through', flush=True)\nhold()\ngroup.close()\n"
+    )  # fmt: skip
+    start(ranks, [script] * 2)
+    for rank in range(2):
+        ranks.until(lambda rank=rank: "through" in ranks.output(rank), 60)
+    came = ranks.ask(0, Ask(False, False, False, arrivals=True)).arrivals
+    assert came is not None
+    assert (came.library, came.group, came.ranks) == ("muster", "world", (0, 1))
+    assert [number for number, _ in came.calls] == list(range(929, 993))  # whole blocks of 1005
+    times = [at_s for _, at_s in came.calls]
+    assert times == sorted(times)
+    (tmp_path / "go").touch()
+    assert [ranks.ended(rank) for rank in range(2)] == [0, 0]
+
+
 @pytest.mark.torch
 def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     script = TORCH.replace("BACKEND", "'gloo'")
@@ -115,6 +140,27 @@ def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     assert (mine.number, mine.running, mine.group) == (5, False, before.group)
     (tmp_path / "go").touch()
     assert [ranks.ended(rank) for rank in range(3)] == [0, 0, 0]
+
+
+@pytest.mark.torch
+def test_of_gloo_a_call_that_waits_is_seen_without_reading_of_those_that_do_not(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    idle = "idle = dist.new_group([0, 1])\n"
+    script = f"{TORCH.replace('BACKEND', repr('gloo')).replace('[2, 0]', '[0, 1]')}{idle}"
+    step = "dist.all_reduce(torch.ones(4))\n"
+    ends = "dist.destroy_process_group()\n"
+    start(ranks, [f"{script}{part}{step}{ends}" for part in ("", "hold()\n")])
+    waits = Ask(False, False, False, waits=True)
+    first = ranks.asked_until(lambda one: one.calls and one.calls[0].running, 0, waits)
+    row = call_of(first, "torch")
+    assert (row.op, row.running) == ("all_reduce", True)
+    again = call_of(ranks.ask(0, waits), "torch")  # as long as it waits
+    assert again.running and again.age_s > row.age_s
+    assert not any(one.running for one in ranks.ask(1, waits).calls)
+    assert ranks.ask(1, waits).calls == ()  # all have ended, and none began
+    (tmp_path / "go").touch()
+    assert [ranks.ended(rank) for rank in range(2)] == [0, 0]
 
 
 @pytest.mark.torch

@@ -48,7 +48,7 @@ def test_looks_survive_the_wire() -> None:
 
 
 def test_arrivals_and_usage_survive_the_wire() -> None:
-    came = Arrivals("torch", "0", (0, 1), tuple((3 + n, 100.0 + n / 8) for n in range(64)))
+    came = Arrivals("torch", "0", (0, 1), tuple((3 + n, 100.0 + n / 8) for n in range(64)), 0.002)
     one = look(0)._replace(usage=Usage(60.0, None, 1.5, 7))
     one = one._replace(answer=one.answer._replace(arrivals=came, rate=8.0))
     asked = collector()
@@ -62,9 +62,11 @@ def test_arrivals_and_usage_survive_the_wire() -> None:
 @pytest.mark.parametrize(
     "pace",
     [
-        [None, ["torch", "0", "0-1", [[1, 1]] * 65]],
-        [None, ["torch", "0", "0-9", []]],
-        [None, ["torch", "0", "0-1", [[1, 1.5]]]],
+        [None, ["torch", "0", "0-1", [[1, 1]] * 65, 0]],
+        [None, ["torch", "0", "0-9", [], 0]],
+        [None, ["torch", "0", "0-1", [[1, 1.5]], 0]],
+        [None, ["torch", "0", "0-1", [[1, 10**400]], 0]],
+        [None, ["torch", "0", "0-1", [[1, 1]]]],
         [[60, 0, "x", 1], None],
         [1, 2, 3],
         7,
@@ -72,7 +74,7 @@ def test_arrivals_and_usage_survive_the_wire() -> None:
 )
 def test_a_pace_that_cannot_be_is_refused(pace: object) -> None:
     looks: Any = codec.looks_to_json([look(0)], all_threads=False)
-    looks[2][0][-1] = pace
+    looks[2][0].append(pace)
     with pytest.raises(WireError):
         codec.looks_from_json(looks, "algo-1", [0, 1], {}, 2)
 

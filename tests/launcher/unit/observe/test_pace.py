@@ -13,6 +13,12 @@ from muster.run.observe.stragglers import cause, sentence
 from tests.launcher.support.looks import look
 
 STEPS = 30
+QUEUE = [
+    "/usr/lib/python3/multiprocessing/queues.py:113 get",
+    *(f"/usr/lib/python3/multiprocessing/connection.py:{n} {name}"
+      for n, name in ((257, "poll"), (424, "_poll"), (931, "wait"))),
+    "/usr/lib/python3/selectors.py:415 select",
+]  # fmt: skip
 LOADER = "/usr/lib/python3/site-packages/torch/utils/data/dataloader.py:1500 _next_data"
 
 
@@ -58,6 +64,26 @@ def test_a_rank_with_a_fifth_more_work_is_named_with_its_own_time() -> None:
     assert found.own[2].p95_s >= found.own[2].median_s
     assert found.factor == pytest.approx(1.2, rel=0.05)
     assert found.step_s == pytest.approx(0.12, rel=0.03)
+
+
+def test_what_clocks_of_hosts_may_be_off_by_accuses_nobody() -> None:
+    """The clock of ranks 2 and 3 is 4 ms ahead, of steps of 20 ms, and its host knows that."""
+    looks = [
+        one._replace(answer=one.answer._replace(arrivals=came._replace(
+            calls=tuple((number, at_s + 0.004 * (one.rank > 1)) for number, at_s in came.calls),
+            unsure_s=0.004 * (one.rank > 1),
+        )))
+        for one in run(lambda _rank: [0.02]) if (came := one.answer.arrivals) is not None
+    ]  # fmt: skip
+    assert pace(looks).slow == ()
+
+
+@pytest.mark.parametrize("rate", [-1.0, 1e-320, 1e300])
+def test_an_impossible_rate_harms_nothing(rate: float) -> None:
+    looks = run(lambda rank: [0.12 if rank == 2 else 0.1])
+    assert pace_of([one._replace(answer=one.answer._replace(rate=rate)) for one in looks]) in (
+        None, pace(looks)
+    )  # fmt: skip
 
 
 def test_a_second_call_of_a_step_hides_nothing() -> None:
@@ -133,11 +159,14 @@ def seen(part: float, **different: object) -> list[RankLook]:
     ("usage", "looks", "expected"),
     [
         (PLAIN._replace(throttled_s=20.0, run_delay_s=20.0), WAITS, "throttled"),
+        (PLAIN._replace(throttled_s=8.0, run_delay_s=20.0), WAITS, "throttled"),
+        (PLAIN._replace(throttled_s=3.0, run_delay_s=20.0), WAITS, "run delay"),
         (PLAIN._replace(run_delay_s=20.0), WAITS, "run delay"),
         (PLAIN._replace(throttled_s=None, major_faults=6000), WAITS, "memory"),
         (PLAIN, seen(0.3, state="D"), "disk"),
         (PLAIN, seen(0.3, waits_for="reading /data/7"), "disk"),
         (PLAIN, seen(0.3, at=["train.py:3 main", LOADER]), "data loader"),
+        (PLAIN, seen(0.3, at=["train.py:3 main", LOADER, *QUEUE]), "data loader"),
         (PLAIN, seen(0.3, state="R", at=["train.py:52 f"]), "its own computation (at train.py:52)"),
         (None, seen(0.3, waits_for="sleeping"), "it sleeps"),
         (PLAIN, WAITS, ""),

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from muster.run.channel.follower import Follower
 from muster.run.channel.messages import Message, Ready, Registered, WireError
 from muster.run.channel.session import Session
 from muster.run.channel.wire import decode
+from muster.types.deadlines import Deadlines
 
 
 class Line:
@@ -125,3 +128,24 @@ def test_a_repeated_message_is_not_delivered_again() -> None:
     for _ in range(3):
         session.take(["m", 1, 0, ["Registered", 7]])
     assert got == [Registered(7)]
+
+
+def test_a_measure_of_the_leaders_clock_does_not_grow_old(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first heartbeat was uncommonly fast; since then the clocks drift apart."""
+    nothing: Any = SimpleNamespace(leader_said=None)
+    follower = Follower(nothing, nothing, nothing, 0, "", Deadlines(), nothing)
+    now = [100.0]
+    monkeypatch.setattr(follower.session, "take", lambda payload: payload)
+    monkeypatch.setattr("muster.run.channel.follower.time.monotonic", lambda: now[0])
+
+    def heartbeat(round_trip_s: float, ahead_s: float) -> None:
+        sent_s, now[0] = now[0], now[0] + round_trip_s
+        follower._payload(nothing, ["e", 0, sent_s, sent_s + round_trip_s / 2 + ahead_s])
+        now[0] += 5
+
+    heartbeat(0.0002, 7.0)
+    assert follower.clock_offset_s == pytest.approx(7.0)
+    for beat in range(60):
+        heartbeat(0.001, 7.001 + beat / 60_000)
+    assert follower.clock_offset_s == pytest.approx(7.002, abs=1e-4)
+    assert follower.round_trip_s == pytest.approx(0.001)

@@ -6,10 +6,10 @@ the rank is debugged follow, see `debugging.py`. It imports nothing of muster by
 which a script's own file may shadow, and next to nothing at all. It reads no local variable.
 
 A request is a line of words: its number, then what is asked for (`stacks`, `threads`: of all
-threads, `calls`, `arrivals`). An answer is a line of JSON with that number; the first line comes
-unasked and names the signal for which faulthandler writes all stacks to the second descriptor, for
-a rank whose C code keeps the interpreter. The thread rests while the process forks, so that no
-child finds a lock of it held, and from the end of the interpreter on.
+threads, `calls`, `waits`: long ones, `arrivals`). An answer is a line of JSON with that number; the
+first line comes unasked and names the signal for which faulthandler writes all stacks to the second
+descriptor, for a rank whose C code keeps the interpreter. The thread rests while the process forks,
+so that no child finds a lock of it held, and from the end of the interpreter on.
 
 A script may close what it did not open, and its next file then has that number: no descriptor is
 used before a look whether it is still the agent's. In a forked process nothing here does anything.
@@ -171,8 +171,9 @@ class Agent:
         parts = [f'"id":{int(words[0])}', f'"signal":{self.signal}']
         if stacks:
             parts.append(f'"threads":[{",".join(stacks)}]')
-        if "calls" in words and not is_ending():
-            parts.append(f'"calls":{encoded(self._evidence("calls") or [])}')
+        kind = next((word for word in ("calls", "waits") if word in words), "")
+        if kind and not is_ending():
+            parts.append(f'"calls":{encoded(self._evidence(kind) or [])}')
         if "arrivals" in words and not is_ending():
             parts.append(f'"arrivals":{encoded(self._evidence("arrivals"))}')
         progress = step_and_rate()

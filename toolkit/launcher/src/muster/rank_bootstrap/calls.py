@@ -11,7 +11,7 @@ import time
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from types import CodeType
     from typing import Any
 
@@ -50,11 +50,19 @@ class Records:
 
     def __init__(self, began_s: float) -> None:
         self._ages = Ages(began_s)
+        self._torch_waits = TorchWaits(self._ages)
 
     def calls(self) -> "list[dict[str, object]]":
         """Of every group the call that runs, else the one that ended last."""
+        return self._of(of_muster, lambda: of_torch(self._ages))
+
+    def waits(self) -> "list[dict[str, object]]":
+        """The same, without those of torch that cannot have run for long."""
+        return self._of(of_muster, self._torch_waits.rows)
+
+    def _of(self, *libraries: "Callable[[], list[dict[str, Any]]]") -> "list[dict[str, object]]":
         found: list[dict[str, Any]] = []
-        for library in (of_muster, lambda: of_torch(self._ages)):
+        for library in libraries:
             try:
                 found += library()
             except Exception:  # another version, or it changes at this very moment
@@ -80,6 +88,10 @@ class Ages:
         self._looked_s = began_s
         self._since: dict[tuple[object, ...], float] = {}
 
+    def looked(self, at_s: float) -> None:
+        """At that time no call was there that is there now."""
+        self._looked_s = max(self._looked_s, at_s)
+
     def of(self, stamps: "dict[tuple[object, ...], int]") -> "dict[tuple[object, ...], float]":
         """Call -> its age in seconds. `stamps`: of all calls, in nanoseconds."""
         now, wall_s = time.monotonic(), time.time()
@@ -90,6 +102,34 @@ class Ages:
             for key, stamp in stamps.items()
         }
         return {key: now - since for key, since in self._since.items()}
+
+
+class TorchWaits:
+    """Calls of torch that may have run for long. What torch records of them is long, and the script
+    stands still while it is read (80 ms of 2000 calls): only where a group has made no call since
+    the look before, and had not ended them all then. The number of its last call costs nothing."""
+
+    def __init__(self, ages: Ages) -> None:
+        self._ages = ages
+        self._looked_s = time.monotonic()
+        self._last: dict[str, int | None] = {}
+        self._ended: dict[str, int | None] = {}
+
+    def rows(self) -> "list[dict[str, Any]]":
+        """As `of_torch`, or none."""
+        numbers, before, since_s = dict(numbers_of_torch()), self._last, self._looked_s
+        self._last, self._looked_s = numbers, time.monotonic()
+        if not any(
+            before.get(name, number) == number
+            and (number is None or self._ended.get(name) != number)
+            for name, number in numbers.items()
+        ):
+            self._ages.looked(since_s)  # a call that runs by now began after that
+            return []
+        found = of_torch(self._ages)
+        running = {row["group"] for row in found if row["running"]}
+        self._ended = {name: at for name, at in numbers.items() if name not in running}
+        return found
 
 
 def native_call_of(code: "CodeType", at: int) -> str:
@@ -120,15 +160,17 @@ def arrivals_of_calls() -> "dict[str, Any] | None":
     of the last two whole blocks of BLOCK numbers, so that ranks that are asked at about the same
     time answer for the same ones; of a step with very many calls every 4th, 16th, ... None where no
     library records them, or the script reports no steps to `muster.metrics`."""
+    progress = sys.modules["muster.runtime.metrics"].progress()  # first: the rest takes time
+    if not progress or not progress[1]:
+        return None
     found: list[tuple[str, str, Any, list[tuple[int, float]]]] = []
     for library in (muster_arrivals, torch_arrivals):
         try:
             found += library()
         except Exception:  # as above
             continue
-    progress = sys.modules["muster.runtime.metrics"].progress()
     found = [one for one in found if 1 < len(one[2]) <= RANKS and len(one[3]) >= 2]
-    if not found or not progress or not progress[1]:
+    if not found:
         return None
     name, group, ranks, calls = max(found, key=lambda one: (len(one[2]), len(one[3])))
     took_s, every = max(1e-3, calls[-1][1] - calls[0][1]), 1
@@ -184,6 +226,18 @@ def of_torch(ages: Ages) -> "list[dict[str, Any]]":
         found |= {key_of(entry): (entry, ranks) for entry, ranks in chosen.values()}
     old = ages.of({key: stamp_of(entry) for key, (entry, _) in found.items()})
     return [row_of(entry, ranks, old[key]) for key, (entry, ranks) in found.items()]
+
+
+def numbers_of_torch() -> "Iterator[tuple[str, int | None]]":
+    """Of each of torch's groups the number of its last call, where it says that."""
+    distributed = sys.modules.get("torch.distributed.distributed_c10d")
+    if distributed is None or not distributed.is_initialized():
+        return
+    for group, name in list(distributed._world.pg_names.items()):
+        try:
+            yield str(name), int(group._get_sequence_number_for_group())
+        except Exception:  # a backend that counts none
+            yield str(name), None
 
 
 def torch_recorders() -> "Iterator[list[tuple[dict[str, Any], str, list[int]]]]":

@@ -303,11 +303,12 @@ class CoreGroup:
             self.library.mc_waits_read(handle, ctypes.addressof(raw))
         return tuple(raw)
 
-    def records(self) -> tuple[Record, ...]:
+    def records(self, most: int = 1 << 16) -> tuple[Record, ...]:
         """The last operations, oldest first."""
-        raw = (abi.McRecord * self._records)()
+        room = min(most, self._records)
+        raw = (abi.McRecord * room)()
         with self.inside() as handle:
-            count = self.library.mc_records_read(handle, ctypes.addressof(raw), self._records)
+            count = self.library.mc_records_read(handle, ctypes.addressof(raw), room)
         found = (abi.record(raw[index]) for index in range(count))
         return tuple(record for record in found if record is not None)
 

@@ -21,8 +21,9 @@ examples:
   muster ps --json     the same for programs
 
 Step and rate are those of muster.metrics; a rank of which they are not known has a -.
-OWN is the time of a step in which the rank did not wait for others, the median of about a
-minute ago, and P95 the 95th percentile; a rank that holds the others up is marked slow.
+OWN is the time of a step in which the rank did not wait for others, the median when it was
+last looked at (see docs/how-to/symptoms/it-hangs.md), and P95 the 95th percentile; a rank that
+holds the others up is marked slow.
 """
 HEAD = ("HOST", "RANK", "PID", "STEP", "STEPS/S", "OUTPUT", "CPU", "STATE")
 

@@ -263,6 +263,8 @@ class Follower:
             self._best_rtt_s = min(self._best_rtt_s, now - sent)
             self.clock_offset_s = leader_now - (sent + now) / 2
             self.round_trip_s = now - sent
+        else:
+            self._best_rtt_s *= 1.1  # clocks drift: a measure is not to be too old, either
 
     def _beat(self) -> None:
         if not self._over:

@@ -48,6 +48,7 @@ class LeaderEndpoint:
     """
 
     clock_offset_s = 0.0
+    clock_unsure_s = 0.0
 
     def __init__(
         self,
@@ -325,6 +326,11 @@ class FollowerEndpoint:
     @property
     def clock_offset_s(self) -> float:
         return self._follower.clock_offset_s
+
+    @property
+    def clock_unsure_s(self) -> float:
+        """What the offset may be off by."""
+        return (self._follower.round_trip_s or 0.0) / 2
 
     @property
     def leader_address(self) -> str:

@@ -91,7 +91,7 @@ class Observing:
                 self._mask,
                 self,
                 self._context.throttled_s,
-                lambda: self._endpoint.clock_offset_s,
+                lambda: (self._endpoint.clock_offset_s, self._endpoint.clock_unsure_s),
             )
         except Exception as error:
             self._over = True

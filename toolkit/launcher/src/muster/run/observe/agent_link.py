@@ -33,19 +33,23 @@ _NONE, _SILENT = Answer("none"), Answer("silent")
 
 
 class Ask(NamedTuple):
-    """What is asked of a rank. `all_threads`: beside the main thread's stack."""
+    """What is asked of a rank. `all_threads`: beside the main thread's stack. `waits`: calls as
+    cheaply as can be, those alone that may have run for long. `by_signal`: whether stacks are worth
+    a signal, whose handler reads frames that may be running."""
 
     stacks: bool
     all_threads: bool
     calls: bool
     arrivals: bool = False
+    waits: bool = False
+    by_signal: bool = True
 
     @property
     def words(self) -> str:
-        return " ".join(name for name, asked in zip(_WORDS, self, strict=True) if asked)
+        return " ".join(name for name, asked in zip(_WORDS, self, strict=False) if asked)
 
 
-_WORDS = ("stacks", "threads", "calls", "arrivals")
+_WORDS = ("stacks", "threads", "calls", "arrivals", "waits")  # as the fields come
 
 
 class AgentLink:
@@ -209,7 +213,10 @@ class _Agent:
             return
         if self._quiet >= 0:
             self._hear_dump()
-        elif any(one.what.stacks and now >= one.signal_at_s for one in self._open.values()):
+        elif any(
+            one.what.stacks and one.what.by_signal and now >= one.signal_at_s
+            for one in self._open.values()
+        ):
             self._send_signal()
         for number, question in list(self._open.items()):
             if now >= question.ends_at_s:

@@ -31,6 +31,7 @@ MOST_THREADS = 256
 MOST_CALLS = 32  # of one rank: its groups
 MOST_KINDS = 4096
 MOST_ARRIVALS = 64  # of one rank
+_FIELDS = 8  # of the row of a rank, without what `_pace` adds
 TICKS = 10_000  # in which times of arrivals are written, a second
 ANSWER_BYTES = 16 << 20  # unpacked; of one host, or of the leader's to a host
 _HOW = ("agent", "signal", "silent", "none")
@@ -89,7 +90,7 @@ def looks_to_json(looks: Sequence[RankLook], all_threads: bool) -> object:
         rows.append(
             [
                 look.rank, list(look.process), round(look.silent_s, 2), look.ended, kind, calls,
-                answer.step, answer.rate, _pace(look),
+                answer.step, answer.rate, *_pace(look),
             ]
         )  # fmt: skip
     return [[_kind(*kind) for kind in kinds], [list(group) for group in groups], rows]
@@ -109,13 +110,14 @@ def looks_from_json(
         ]
         left, looks = set(ranks), []
         for row in _items(rows, len(ranks)):
-            look = _look(row[:-1], host, made_kinds, made_groups)
-            look = _paced(look, row[-1], members, world)
+            look = _look(row[:_FIELDS], host, made_kinds, made_groups)
+            for pace in _items(row[_FIELDS:], 1):
+                look = _paced(look, pace, members, world)
             if look.rank in left:
                 left.discard(look.rank)
                 looks.append(look)
         return looks
-    except (TypeError, ValueError, IndexError, KeyError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError) as error:
         raise WireError("looks at ranks that cannot be read") from error
 
 
@@ -136,20 +138,22 @@ def _kind(how: str, threads: Sequence[ThreadStack]) -> list[object]:
     ]
 
 
-def _pace(look: RankLook) -> list[object] | None:
-    """Usage and arrivals of a rank; calls as what each is beyond the one before it."""
+def _pace(look: RankLook) -> list[object]:
+    """Usage and arrivals of a rank, if there are any; calls as what each is beyond the one before
+    it. A host of an older version neither writes nor reads it."""
     came, usage = look.answer.arrivals, look.usage
     if came is None and usage is None:
-        return None
+        return []
     used = None if usage is None else list(usage._replace(over_s=round(usage.over_s, 3)))
     if came is None:
-        return [used, None]
+        return [[used, None]]
     pairs, before = [], (0, 0)
     for number, at_s in came.calls[-MOST_ARRIVALS:]:
         call = number, round(at_s * TICKS)
         pairs.append([call[0] - before[0], call[1] - before[1]])
         before = call
-    return [used, [came.library, came.group, _ranges(came.ranks), pairs]]
+    spelled = _ranges(came.ranks)
+    return [[used, [came.library, came.group, spelled, pairs, round(came.unsure_s, 4)]]]
 
 
 def _fitting(frames: Sequence[StackFrame]) -> Sequence[StackFrame]:
@@ -213,8 +217,6 @@ def _look(
 
 def _paced(look: RankLook, pace: Any, members: dict[str, tuple[int, ...]], world: int) -> RankLook:
     """The look with what `_pace` wrote. Raises ValueError for anything else."""
-    if pace is None:
-        return look
     used, came = pace
     if used is not None:
         over_s, throttled_s, run_delay_s, faults = used
@@ -223,13 +225,13 @@ def _paced(look: RankLook, pace: Any, members: dict[str, tuple[int, ...]], world
         look = look._replace(usage=usage)
     if came is None:
         return look
-    library, group, spelled, pairs = came
+    library, group, spelled, pairs, unsure_s = came
     calls, number, ticks = [], 0, 0
     for more, later in _items(pairs, MOST_ARRIVALS):
         number, ticks = number + _whole(more), ticks + _exact(later, int)
         calls.append((number, _number(ticks / TICKS)))
     ranks = _members(_text(spelled, 1 << 16), members, world)
-    arrivals = Arrivals(_text(library), _text(group), ranks, tuple(calls))
+    arrivals = Arrivals(_text(library), _text(group), ranks, tuple(calls), _number(unsure_s))
     return look._replace(answer=look.answer._replace(arrivals=arrivals))
 
 

@@ -14,7 +14,7 @@ from muster.run.child.rank import Rank
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.observe import sampler
 from muster.run.observe.looks import Answer, ProcessState, RankLook
-from muster.run.observe.query import CALLS, PACE, ROLL, STACKS, THREADS
+from muster.run.observe.query import CALLS, PACE, PROBE, ROLL, STACKS, THREADS
 from muster.run.observe.sampler import Subject
 from muster.run.observe.wording import IDLE_SHARE
 from muster.types.values import NamedTuple
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from muster.run.observe.agent_link import AgentLink
 
 AGENT_S = 1.2  # for a rank's agent: 0.5 s of silence, then its signal handler
+WAITS = "waits"  # no question between hosts
 LOOK_S = 2.0  # for all of a look; what has not come by then is unknown
 NO_AGENT, UNKNOWN = Answer(how="none"), ProcessState(0, "?", "", 0.0)
 
@@ -74,7 +75,7 @@ class LocalLooks:
             ages = [c.age_s for a in answers.values() for c in a.calls if c.running]
             done(max(ages, default=0.0))
 
-        self._ask(CALLS, self._ranks(), answered)
+        self._ask(WAITS, self._ranks(), answered)
 
     @property
     def has_ranks(self) -> bool:
@@ -133,7 +134,14 @@ class LocalLooks:
         from muster.run.observe.agent_link import Ask
 
         threads = what == THREADS
-        asked = Ask(threads or what in (ROLL, STACKS), threads, what in (CALLS, ROLL), what == PACE)
+        asked = Ask(
+            stacks=what in (ROLL, STACKS, THREADS, PROBE),
+            all_threads=threads,
+            calls=what in (CALLS, ROLL),
+            arrivals=what == PACE,
+            waits=what == WAITS,
+            by_signal=what != PROBE,
+        )
         self._link.ask(running, asked, AGENT_S, done)
 
     def _look_at_processes(self, ranks: Sequence[Rank], look: _Look) -> None:

@@ -44,12 +44,14 @@ class Call(NamedTuple):
 
 class Arrivals(NamedTuple):
     """When one rank came to calls of a group in which all wait for all. `calls`: number, and
-    seconds of the host's monotonic clock; between hosts of the leader's."""
+    seconds of the host's monotonic clock; between hosts of the leader's, give or take
+    `unsure_s`."""
 
     library: str
     group: str
     ranks: tuple[int, ...]
     calls: tuple[tuple[int, float], ...]
+    unsure_s: float = 0.0
 
 
 class Usage(NamedTuple):

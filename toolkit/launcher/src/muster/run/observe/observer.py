@@ -91,15 +91,16 @@ class Observer:
         mask: Callable[[str], str],
         owner: ObserverHost,
         throttled_s: Callable[[], float | None] = lambda: None,
-        clock_offset_s: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
     ) -> None:
-        """`clock_offset_s()`: from this host's monotonic clock to the leader's."""
+        """`clock()`: from this host's monotonic clock to the leader's, and what that may be off
+        by; seconds."""
         self._loop = GuardedLoop(loop, self._broke)
         self._place = place
         self._log = log
         self._mask = lru_cache(4096)(mask)
         self._owner = owner
-        self._clock_offset_s = clock_offset_s
+        self._clock = clock
         self._closed = False
         self._world = plan.world_size
         self._looks = LocalLooks(self._loop, place.names[place.me], ranks)
@@ -278,10 +279,11 @@ class Observer:
 
     def _paced(self, look: RankLook) -> RankLook:
         """With what held it up, and the times at which it came to calls by the leader's clock."""
-        came, offset_s = look.answer.arrivals, self._clock_offset_s()
+        came, (offset_s, unsure_s) = look.answer.arrivals, self._clock()
         if came is not None:
             calls = tuple((number, at_s + offset_s) for number, at_s in came.calls)
-            look = look._replace(answer=look.answer._replace(arrivals=came._replace(calls=calls)))
+            came = came._replace(calls=calls, unsure_s=unsure_s)
+            look = look._replace(answer=look.answer._replace(arrivals=came))
         return look._replace(usage=self.sampler.usage(look.rank))
 
     def _masked(self, look: RankLook) -> RankLook:

@@ -9,6 +9,7 @@ Communication counts as own time, of all ranks alike.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import repeat
 from statistics import median, median_low
 
 from muster.run.observe.looks import Arrivals, RankLook
@@ -58,17 +59,21 @@ def pace_of(looks: Sequence[RankLook]) -> StepPace | None:
     rates = [rate for one in looks if one.rank in chosen and (rate := one.answer.rate)]
     if not rates:
         return None  # it does not report its steps
-    return _pace({rank: dict(one.calls) for rank, one in chosen.items()}, median(rates))
+    least_s = LEAST_S + 2 * max(one.unsure_s for one in chosen.values())
+    calls = {rank: dict(one.calls) for rank, one in chosen.items()}
+    return _pace(calls, median(rates), least_s)
 
 
-def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> StepPace | None:
-    """`came`: of each rank the number of a call and when it came to it; `rate`: steps a second."""
+def _pace(came: Mapping[int, Mapping[int, float]], rate: float, least_s: float) -> StepPace | None:
+    """`came`: of each rank the number of a call and when it came to it; `rate`: steps a second;
+    `least_s`: what times have to differ by."""
     numbers = sorted(set.intersection(*(set(one) for one in came.values())))
     if len(numbers) <= LEAST_STEPS:
         return None
     goes = [max(one[number] for one in came.values()) for number in numbers]
     calls, took_s = len(numbers) - 1, goes[-1] - goes[0]
-    chunk = max(1, round(calls / took_s / rate)) if took_s > 0 else calls
+    # a script may report any step: 0 or fewer a second, or next to none
+    chunk = max(1, round(min(calls, calls / took_s / rate))) if took_s > 0 < rate else calls
     ends = range(chunk, len(numbers), chunk)
     if len(ends) < LEAST_STEPS:
         return None
@@ -84,8 +89,8 @@ def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> StepPace | No
     slow = [
         rank
         for rank, one in times.items()
-        if _beyond(one.median_s, usual_s)
-        and sum(map(_beyond, own[rank], usual)) >= MOSTLY * len(usual)
+        if _beyond(one.median_s, usual_s, least_s)
+        and sum(map(_beyond, own[rank], usual, repeat(least_s))) >= MOSTLY * len(usual)
     ]
     slow.sort(key=lambda rank: -times[rank].median_s)
     # without them, the slowest of the others would set the pace
@@ -96,8 +101,8 @@ def _pace(came: Mapping[int, Mapping[int, float]], rate: float) -> StepPace | No
     return StepPace(times, chunk * took_s / calls, tuple(slow), usual_s, factor)
 
 
-def _beyond(value_s: float, usual_s: float) -> bool:
-    return value_s >= LEAST_FACTOR * usual_s and value_s - usual_s >= LEAST_S
+def _beyond(value_s: float, usual_s: float, least_s: float) -> bool:
+    return value_s >= LEAST_FACTOR * usual_s and value_s - usual_s >= least_s
 
 
 def _p95(values: Sequence[float]) -> float:

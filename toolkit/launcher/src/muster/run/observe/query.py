@@ -2,8 +2,9 @@
 
 To a host: `state` (processes, steps), `calls` (and collective calls), `roll` (and one stack of each
 kind), `stacks` (all of the main threads), `threads` (of all threads), `pace` (when ranks came to
-their last calls, and what held them up). To the leader, of a host that
-was asked for the whole job: the requests of `run.observe.control`, and `stall`.
+their last calls, and what held them up), `probe` (as `stacks`, of ranks that are well and are to
+stay so: without a signal). To the leader, of a host that was asked for the whole job: the requests
+of `run.observe.control`, and `stall`.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from muster.run.observe import codec
 from muster.run.observe.looks import RankLook
 from muster.run.observe.wording import spot
 
-STATE, CALLS, ROLL, STACKS, THREADS, PACE = OF_HOSTS = (
-    "state", "calls", "roll", "stacks", "threads", "pace",
+STATE, CALLS, ROLL, STACKS, THREADS, PACE, PROBE = OF_HOSTS = (
+    "state", "calls", "roll", "stacks", "threads", "pace", "probe",
 )  # fmt: skip
 KINDS_SHOWN = 64  # whose full stacks are asked for
 HOST_BYTES = 2 << 20  # packed, of one host's answer to one question

@@ -1,4 +1,7 @@
-"""Names the ranks that hold up a job, and why: the leader asks all hosts once a minute.
+"""Names the ranks that hold up a job, and why: the leader looks once a minute.
+
+Each time at the rates of steps. At when ranks came to their calls, for which they stand still for
+0.1 s where torch has recorded them, only if steps have become slower, else after up to SKIPS times.
 
 Where the pace of the ranks says that some are slower, one of them and one of the others are looked
 at for some seconds; then all are asked again. Only what both times say is said.
@@ -16,7 +19,7 @@ from muster.run.base.loop import Loop
 from muster.run.base.record import Recorder
 from muster.run.observe.looks import RankLook, Usage
 from muster.run.observe.pace import StepPace, pace_of
-from muster.run.observe.query import PACE, STACKS, Collector
+from muster.run.observe.query import PACE, PROBE, STATE, Collector
 from muster.run.observe.rounds import Rounds
 from muster.run.observe.wording import BUSY_SHARE, main_thread, of_ranks, place, where
 from muster.types.steps import Log
@@ -24,9 +27,12 @@ from muster.types.steps import Log
 if TYPE_CHECKING:
     from muster.run.observe.observer import ObserverHost
 
+SKIPS = 9
+SLOWER = 0.95  # of the rate at the look before
 LOOKS = 20  # at the suspect
 LOOK_EVERY_S = 0.25  # one takes about as long
 LOOK_LIMIT_S = 20.0  # of all of them, on a busy machine
+LOADER_FRAMES = 10  # from a loader's own down to the system call
 ENOUGH = 5  # looks, to say anything
 LEAST_SHARE = 0.03  # of the time: less is no cause
 MAJOR_FAULTS_PER_S = 20.0
@@ -54,6 +60,8 @@ class Stragglers:
         self._owner = owner
         self._every_s = every_s
         self._busy = False
+        self._skips = self._skipped = 0
+        self._rate = 0.0  # steps a second, when ranks were last asked when they came
 
     def begin(self) -> None:
         if self._every_s:
@@ -63,10 +71,25 @@ class Stragglers:
         self._loop.after(self._every_s, self._look)
         if self._owner.is_at_work() and not self._busy:
             self._busy = True
-            self._rounds.ask(PACE, (), self._suspect)
+            self._rounds.ask(STATE, (), self._compare)
+
+    def _compare(self, found: Collector) -> None:
+        rates = [rate for one in found.looks if (rate := one.answer.rate)]
+        rate = median(rates) if rates else 0.0
+        if rate < SLOWER * self._rate:
+            self._skips = 0
+        if not rate or self._skipped < self._skips:
+            self._skipped += 1
+            self._busy = False
+            return
+        self._skips, self._skipped = min(2 * self._skips + 1, SKIPS), 0
+        self._rate = rate
+        self._rounds.ask(PACE, (), self._suspect)
 
     def _suspect(self, found: Collector) -> None:
         self.pace = pace = pace_of(found.looks)
+        if pace is None:
+            self._skips = 0
         if pace is None or not pace.slow:
             self._busy = False
             return
@@ -86,13 +109,15 @@ class Stragglers:
                 seen.extend(found.looks)
                 self._loop.after(LOOK_EVERY_S, lambda: self._probe(pace, usual, seen, by_s))
 
-            self._rounds.ask(STACKS, (pace.slow[0], usual), noted)
+            self._rounds.ask(PROBE, (pace.slow[0], usual), noted)
         else:
             self._rounds.ask(PACE, (), lambda found: self._sure(pace, seen, found))
 
     def _sure(self, before: StepPace, seen: Sequence[RankLook], found: Collector) -> None:
         self._busy = False
         pace = pace_of(found.looks)
+        if pace is None or pace.slow != before.slow:
+            self._skips = 0  # not sure yet: again at the next look
         if pace is None or before.slow[0] not in pace.slow or not self._owner.is_at_work():
             return
         self.pace = pace
@@ -140,10 +165,12 @@ def cause(
                                                 if getattr(one, field) is not None]  # fmt: skip
             return 0.0 if mine is None else mine / own.over_s - median(usual or [0.0])
 
-        if (share := beyond("throttled_s")) >= enough:
+        # who is held up by a limit waits for a processor, too
+        share, delay = beyond("throttled_s"), beyond("run_delay_s")
+        if share >= enough or (delay >= enough and share >= delay / 3):
             return f"throttled: the CPU limit of its container held it up ({_percent(share)})"
-        if (share := beyond("run_delay_s")) >= enough:
-            return (f"run delay: its threads waited for a processor ({_percent(share)}): too many "
+        if delay >= enough:
+            return (f"run delay: its threads waited for a processor ({_percent(delay)}): too many "
                     "threads or processes there")  # fmt: skip
         if beyond("major_faults") >= MAJOR_FAULTS_PER_S:
             return "memory: it waits for pages that come from a disk: it has too little"
@@ -174,7 +201,7 @@ def _kinds(seen: Sequence[RankLook]) -> Counter[str]:
 
 def _kind(look: RankLook) -> str:
     thread, process = main_thread(look), look.process
-    innermost = thread.frames[-4:] if thread is not None else ()
+    innermost = thread.frames[-LOADER_FRAMES:] if thread is not None else ()
     if any(part in frame.file for frame in innermost for part in _LOADERS):
         return "loader"
     if process.state == "D" or process.waits_for.startswith(_DISK):
