@@ -303,11 +303,12 @@ class CoreGroup:
             self.library.mc_waits_read(handle, ctypes.addressof(raw))
         return tuple(raw)
 
-    def records(self) -> tuple[Record, ...]:
-        """The last operations, oldest first."""
-        raw = (abi.McRecord * self._records)()
+    def records(self, most: int = 0) -> tuple[Record, ...]:
+        """The last operations, oldest first: at `most` so many, or 0: all that are kept."""
+        room = min(most, self._records) or self._records
+        raw = (abi.McRecord * room)()
         with self.inside() as handle:
-            count = self.library.mc_records_read(handle, ctypes.addressof(raw), self._records)
+            count = self.library.mc_records_read(handle, ctypes.addressof(raw), room)
         found = (abi.record(raw[index]) for index in range(count))
         return tuple(record for record in found if record is not None)
 

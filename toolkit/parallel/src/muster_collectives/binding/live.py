@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _ALL_WAIT = (
     Verb.BARRIER, Verb.ALL_REDUCE, Verb.ALL_GATHER, Verb.REDUCE_SCATTER, Verb.ALL_TO_ALL,
 )  # fmt: skip
+_ASKED = 128  # records, whatever is kept: the ranks go on meanwhile, and share the interpreter
 groups: weakref.WeakSet[CoreGroup] = weakref.WeakSet()
 
 
@@ -39,7 +40,7 @@ def arrivals() -> list[tuple[str, tuple[int, ...], list[tuple[int, float]]]]:
         members, calls = group.world_ranks, []
         if len(members) != group.size or group.size < 2:
             continue
-        for record in group.records():  # the newest may be an old one still
+        for record in group.records(_ASKED):  # the newest may be an old one still
             if calls and record.what.seq <= calls[-1][0]:
                 break
             if record.what.verb in _ALL_WAIT:
