@@ -12,6 +12,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[3] / "toolkit" / "parallel" / "src"))
 
 from muster_collectives.runtime.environment import run_of
+from muster_collectives.runtime.errors import CollectiveError
+from muster_collectives.runtime.flight import Flight
 from muster_collectives.runtime.summary import GroupStats, Identity, Summary
 from muster_collectives.runtime.types import Path as Way
 from muster_collectives.runtime.types import Stats, Verb
@@ -152,3 +154,22 @@ def test_a_run_is_named_by_the_job_or_the_launcher() -> None:
     assert run_of({"TORCHELASTIC_RUN_ID": "e", "PMIX_NAMESPACE": "p"}) == "e"
     assert run_of({"TORCHELASTIC_RUN_ID": "none", "PMIX_NAMESPACE": "p"}) == "p"
     assert run_of({}) == ""
+
+
+def test_a_group_without_a_failure_keeps_what_an_earlier_one_told_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def told() -> Any:
+        return json.loads((tmp_path / "flight-world-rank0.json").read_text())["error"]
+
+    def group() -> Flight:
+        return Flight(str(tmp_path), "world", 0, 2)
+
+    group().write(CollectiveError("rank 1 is gone"), ())
+    group().write(None, ())
+    assert told()["message"] == "rank 1 is gone"
+    group().write(CollectiveError("rank 1 is late"), ())
+    assert told()["message"] == "rank 1 is late"
+    monkeypatch.setattr("os.getpid", lambda: -1)  # another run, in the same folder
+    group().write(None, ())
+    assert told() is None

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from muster.run.observe.query import ROLL
 from muster.run.observe.rollcall import RollVerdict
 from muster.run.observe.stall import IDLE, WAIT, StallClock
+from muster.run.observe.watch import StallWatch
 from muster.types.deadlines import Deadlines
 
 STUCK = RollVerdict("waiting", "rank 1 ...", (1,), (0,), 100.0)
@@ -94,3 +103,36 @@ def test_a_transfer_in_which_bytes_moved_of_late_ends_no_job() -> None:
     slow = RollVerdict("transfer", "all ranks have come", (), (0, 1), 100.0)
     assert not any(made.hangs(WAIT, slow, 14.0, 200.0 + n) for n in range(3))
     assert [made.hangs(WAIT, slow, 15.0, 200.0 + n) for n in range(2)] == [False, True]
+
+
+def test_what_the_leader_asks_once_its_own_ranks_have_ended_delays_no_hang(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its ranks ran for ten hours; one elsewhere has been idle for ten minutes when they end."""
+    ended_s, idle_from_s, now_s = 36_000, 36_000 - 600, 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    looks, called = list[Callable[[], None]](), list[float]()
+
+    def ask(what: str, _ranks: object, done: Callable[[Any], None]) -> None:
+        called.extend([now_s - idle_from_s] * (what == ROLL))
+        done(SimpleNamespace(silent=dict, idle_s={1: now_s - idle_from_s}, looks=[]))
+
+    watch: Any = StallWatch(
+        cast("Any", SimpleNamespace(after=lambda _s, do: looks.append(do))),
+        cast("Any", SimpleNamespace(has_ranks=False, was_away=lambda: None)),
+        cast("Any", SimpleNamespace(ask=ask)),
+        cast("Any", None),
+        cast("Any", None),
+        cast("Any", SimpleNamespace(is_at_work=lambda: now_s > ended_s)),
+        Deadlines()._replace(stall_idle_s=300, hang_s=1800),
+        True,
+        lambda: None,
+    )
+    monkeypatch.setattr(watch, "_called", lambda *_: setattr(watch, "_calling", False))
+    watch._looks.calls = lambda _done: None
+    watch.begin()
+    while now_s < ended_s + 2000:
+        now_s += 5
+        looks.pop()()
+    assert called[0] <= 610
+    assert any(1800 <= idle_s <= 1810 for idle_s in called)

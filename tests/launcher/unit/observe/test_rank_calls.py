@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import ClassVar
 
 import pytest
 
@@ -70,6 +71,7 @@ class Comm:
     """In place of a communicator: its calls, native ones, look at who called them."""
 
     called = ""
+    calls: ClassVar[list[str]] = []
 
     def __getattr__(self, _name: str) -> Callable[..., int]:
         return partial(self.look)
@@ -77,6 +79,7 @@ class Comm:
     def look(self, *_given: object, **_named: object) -> int:
         frame = sys._getframe(1)
         Comm.called = native_call_of(frame.f_code, frame.f_lasti)
+        Comm.calls.append(Comm.called)
         return 1
 
 
@@ -100,18 +103,47 @@ def a_call_of_something_else(comm: Comm) -> None:
     comm.sleep(barrier)
 
 
-CALLS = {
+def an_argument_that_is_read(comm: Comm) -> None:
+    comm.bcast(comm.read(10), root=0)
+    Comm.called = Comm.calls[-2]
+
+
+def an_argument_that_is_named(comm: Comm) -> None:
+    comm.sleep(comm.Barrier)
+
+
+def a_call_after_a_return(comm: Comm) -> object:
+    if not comm:
+        return comm.Barrier()
+    return look(0)
+
+
+def a_call_in_arguments(comm: Comm) -> None:
+    comm.Send(comm.recv(source=1), *[0], dest=1)
+
+
+def what_a_socket_gives(sock: Comm) -> None:
+    sock.recv(1024)
+
+
+look = partial(Comm().look)
+CALLS: dict[Callable[[Comm], object], str] = {
     one_call: "Allreduce",
     a_result_that_is_kept: "allreduce",
     a_call_after_another: "Recv",
     a_call_of_something_else: "",
+    an_argument_that_is_read: "",
+    an_argument_that_is_named: "",
+    a_call_after_a_return: "",
+    a_call_in_arguments: "Send",
+    what_a_socket_gives: "",
 }
 
 
 @pytest.mark.promise("H01")
 @pytest.mark.parametrize("function", CALLS)
 def test_the_name_of_a_native_call_is_read_from_the_code_that_makes_it(
-    function: Callable[[Comm], None],
+    function: Callable[[Comm], object],
 ) -> None:
     function(Comm())
     assert Comm.called == CALLS[function]

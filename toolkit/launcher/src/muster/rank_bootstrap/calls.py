@@ -29,6 +29,8 @@ PICKLING = (
     "allgather", "allreduce", "alltoall", "barrier", "bcast", "exscan", "gather", "reduce", "scan",
     "scatter", "recv", "ssend", "sendrecv",
 )  # fmt: skip
+# those of sockets, torch and numpy, too: only in code that names a communicator
+SHARED = ("gather", "reduce", "scan", "scatter", "recv")
 GROUPS = 16  # at most, those with a call under way and the latest first
 RANKS = 4096  # of a group: of a larger one nothing is said
 SHAPE_LETTERS = 100
@@ -134,24 +136,35 @@ class TorchWaits:
 
 def native_call_of(code: "CodeType", at: int) -> str:
     """The call of MPI in which this code is, at that instruction; "" for none. Such code has no
-    frames of its own, and the name stands in the code that calls it."""
+    frames of its own, and the name stands in the code that calls it: the stack is as high after the
+    call as before its name was looked up, while an argument's call and name lie higher."""
     import opcode  # only where a script uses mpi4py
 
-    names, kept, found = opcode.opname, 0, ""
+    names, kept, height, found = opcode.opname, 0, 0, dict[int, str]()
     shifts = "LOAD_METHOD" not in opcode.opmap or sys.version_info >= (3, 12)
     text = code.co_code
     if not 0 <= at < len(text) or not names[text[at]].startswith("CALL"):
         return ""
-    for place in range(0, at, 2):
-        name, number = names[text[place]], kept | text[place + 1]
+    for place in range(0, at + 2, 2):
+        op, number = text[place], kept | text[place + 1]
+        name, before = names[op], height
         kept = number << 8 if name == "EXTENDED_ARG" else 0
+        if name not in ("CACHE", "EXTENDED_ARG"):
+            given = number if op >= opcode.HAVE_ARGUMENT else None
+            height += opcode.stack_effect(op, given, jump=False)
         if name in ("LOAD_ATTR", "LOAD_METHOD"):
             number >>= shifts and name == "LOAD_ATTR"
             if number < len(code.co_names) and code.co_names[number] in MPI_CALLS + PICKLING:
-                found = code.co_names[number]
-        elif name.startswith(("STORE_", "POP_")):
-            found = ""  # another statement
-    return found
+                found[before] = code.co_names[number]
+            else:
+                found.pop(before, None)
+        elif name.startswith(("STORE_", "POP_", "JUMP_", "RETURN_", "RAISE_")):
+            found.clear()  # another statement
+    # below may be a NULL, which the call takes away, too
+    called = found.get(height) or found.get(height + ("PUSH_NULL" in opcode.opmap), "")
+    known = code.co_names + code.co_varnames + code.co_freevars + code.co_cellvars
+    has_one = any("comm" in name.lower() or "world" in name.lower() for name in known)
+    return called if has_one or called not in SHARED else ""
 
 
 def arrivals_of_calls() -> "dict[str, Any] | None":

@@ -304,7 +304,7 @@ class CoreGroup:
         return tuple(raw)
 
     def records(self, most: int = 1 << 16) -> tuple[Record, ...]:
-        """The last operations, oldest first."""
+        """The last operations, oldest first, `most` of them at most."""
         room = min(most, self._records)
         raw = (abi.McRecord * room)()
         with self.inside() as handle:

@@ -41,10 +41,13 @@ class Flight:
         records: Sequence[Record],
         waits_s: Callable[[], Sequence[float]] = tuple,
     ) -> None:
-        """Never raises: the failure itself is what the person must see."""
+        """Never raises: the failure itself is what the person must see. What an earlier group of
+        this name and process left of its failure stays where this one has none."""
         if self._is_written:
             return
         self._is_written = True
+        if error is None and self._tells_of_failure():
+            return
         try:
             waits = [round(wait, 6) for wait in waits_s()]
         except CollectiveError:
@@ -66,6 +69,14 @@ class Flight:
             write_json(self.path, document)
         except OSError as failed:
             _log.warning("the flight log %s cannot be written: %s", self.path, failed)
+
+    def _tells_of_failure(self) -> bool:
+        try:
+            with open(self.path, encoding="utf-8") as file:
+                found = json.load(file)
+            return bool(found["pid"] == os.getpid() and found["error"])
+        except (OSError, ValueError, LookupError, TypeError):
+            return False
 
 
 def _error(error: CollectiveError) -> dict[str, object]:

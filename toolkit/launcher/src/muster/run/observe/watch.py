@@ -113,6 +113,8 @@ class StallWatch:
         self._calling = False
         idle_s = 0.0 if found.silent() else min(found.idle_s.values(), default=0.0)
         self._others_s = time.monotonic() - idle_s
+        if not self._looks.has_ranks:  # the question was due before anything was known
+            self._clock.called(IDLE, idle_s)
         if self._idle_s(found) > 0:
             self._call(IDLE)
 
