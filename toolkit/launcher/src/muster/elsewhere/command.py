@@ -79,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
         environ = with_options(os.environ, args)
         detected = detect(environ, read_text, args.engine or "")
         tell(f"muster run: {in_words(detected)}\n")
-        refuse_other_count(detected.engine, args)
+        refuse_contradiction(detected.engine, args)
         request = request_of(args, detected.engine)
         from muster.local.preparation import checked_keys
 
@@ -109,7 +109,7 @@ def with_options(caller: Mapping[str, str], args: argparse.Namespace) -> dict[st
         SECRET_FILE: args.secret_file,
     }
     environ.update({name: str(value) for name, value in options.items() if value is not None})
-    if args.host_index is not None and not args.host_list and HOSTS not in caller and args.count:
+    if args.count and INDEX in environ and HOSTS not in environ:
         environ.setdefault(COUNT, str(args.count))
     if args.insecure_join:
         environ["MUSTER_INSECURE_JOIN"] = "1"
@@ -125,7 +125,7 @@ def in_words(detected: Detected) -> str:
     return text
 
 
-def refuse_other_count(engine: Engine, args: argparse.Namespace) -> None:
+def refuse_contradiction(engine: Engine, args: argparse.Namespace) -> None:
     """Raises UsageError or ConfigError for what the engine contradicts."""
     if args.count not in (None, engine.host_count):
         where = engine.origins.get("count", engine.name)
@@ -134,6 +134,9 @@ def refuse_other_count(engine: Engine, args: argparse.Namespace) -> None:
             f"{args.count} hosts were asked for, {engine.name} gives {engine.host_count} ({where})",
             "ask for as many as there are, or leave out --hosts",
         )
+    if args.host_list and engine.name != "hosts":
+        what = f"--host-list: this is a host of {engine.name}, which has its own list"
+        raise UsageError(what, "leave it out, or add --engine hosts")
     if engine.name == "sagemaker":
         what = "this is a host of SageMaker, whose own request says what to run"
         raise UsageError(what, "start `train`; --engine chooses another engine")
@@ -173,7 +176,8 @@ def write_request(
     documents = compose.documents(request, detected, place, keys, folders.source, left_s)
     try:
         tree.write_tree(folders.base, documents, folders.channels)
-        if request.checkpoint:
+        own = os.path.join(folders.base, tree.CHECKPOINTS)
+        if request.checkpoint and os.path.realpath(request.checkpoint) != os.path.realpath(own):
             os.makedirs(request.checkpoint, exist_ok=True)
             tree.share_checkpoints(folders.base, request.checkpoint)
     except OSError as error:
@@ -184,4 +188,7 @@ def write_request(
 def _become_train(base: str, environ: Mapping[str, str]) -> NoReturn:
     os.chdir(base)  # no module of the caller's folder is imported in place of one of Python's
     sys.stderr.flush()
-    os.execve(TRAIN[0], TRAIN, environ)
+    try:
+        os.execve(TRAIN[0], TRAIN, environ)
+    except OSError as error:  # such as arguments and variables that are too long together
+        raise UsageError(f"{TRAIN[0]} cannot be started: {error.strerror}") from None

@@ -5,15 +5,19 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from glob import glob
 from itertools import chain
 
 from muster.arguments import UsageError
+from muster.contract.engines.sagemaker import MARK
 from muster.elsewhere.network import Whereabouts
 from muster.local import preparation
+from muster.local.code.module import entry_point
 from muster.local.record import layout, runfolder
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
+from muster.local.tree import CHECKPOINTS
 from muster.types.engine import Engine
 from muster.types.values import NamedTuple
 
@@ -99,26 +103,49 @@ def _go_on(made: RunFolder, base: str) -> None:
 
 
 def _in_container(request: Request, engine: Engine, base: str) -> Folders:
-    """/opt/ml of a container. Code that lies there already is run where it is."""
-    code = os.path.join(base, "code")
-    channels = {}
-    for name, folder in request.channels.items():
-        there = os.path.join(base, "input/data", name)
-        if os.path.islink(there):
-            os.unlink(there)
-        elif os.path.lexists(there):
-            if os.path.realpath(there) != os.path.realpath(folder):
-                fix = f"use it as it is: --channel {name}={there}"
-                raise UsageError(f"--channel {name}: {there} is there already", fix)
-            continue
-        channels[name] = folder
-    if os.path.realpath(request.source_dir) == os.path.realpath(code):
-        return Folders(base, "", code, channels)
-    if os.path.isdir(code) and os.listdir(code):
+    """/opt/ml of a container. Code that lies there already is run where it is; what an earlier
+    `muster run` unpacked there becomes code.earlier, and its links give way."""
+    code, archive = os.path.join(base, "code"), os.path.join(base, ARCHIVE)
+    config = os.path.join(base, "input/config")
+    in_place = os.path.realpath(request.source_dir) == os.path.realpath(code)
+    full = not in_place and os.path.isdir(code) and os.listdir(code)
+    if full and not (os.path.exists(archive) and os.path.exists(os.path.join(config, MARK))):
         raise UsageError(
             f"{code} holds other code than {request.source_dir}",
             f"name a script in {code}, or add --output DIR",
         )
-    archive = os.path.join(base, ARCHIVE)
-    preparation.pack_into(request, archive, left_out(request, engine, base), lambda: None)
-    return Folders(base, "", archive, channels)
+    data = os.path.join(base, "input/data")
+    channels = _still_to_link(request.channels, data)
+    if in_place and request.module:
+        name, content = entry_point(request.module)
+        with open(os.path.join(code, name), "wb") as file:
+            file.write(content)
+    if not in_place:
+        preparation.pack_into(request, archive, left_out(request, engine, base), lambda: None)
+    if full:
+        shutil.rmtree(f"{code}.earlier", ignore_errors=True)
+        os.rename(code, f"{code}.earlier")
+    links = [os.path.join(data, name) for name in channels]
+    if request.checkpoint:
+        links.append(os.path.join(base, CHECKPOINTS))
+    for path in filter(os.path.islink, links):
+        os.unlink(path)
+    for name in ("init-config.json", "trainingjobconfig.json"):  # not every run writes them
+        with suppress(FileNotFoundError):
+            os.unlink(os.path.join(config, name))
+    return Folders(base, "", code if in_place else archive, channels)
+
+
+def _still_to_link(channels: Mapping[str, str], data: str) -> dict[str, str]:
+    """The channels that do not lie where they belong. Raises UsageError for another folder there,
+    which is no link of an earlier run."""
+    found = {}
+    for name, folder in channels.items():
+        there = os.path.join(data, name)
+        same = os.path.realpath(there) == os.path.realpath(folder)
+        if os.path.lexists(there) and not os.path.islink(there) and not same:
+            fix = f"use it as it is: --channel {name}={there}"
+            raise UsageError(f"--channel {name}: {there} is there already", fix)
+        if not (same and os.path.isdir(there)):
+            found[name] = folder
+    return found

@@ -142,7 +142,8 @@ def add_job_options(parser: Parser, instance_type: str = "local") -> None:
         default=instance_type,
         help=f"what the hosts are called ({instance_type or 'the name of the engine'})",
     )
-    add("--output", metavar="DIR", help="run folder (muster-runs/TIME-SCRIPT)")
+    folder = "muster-runs/TIME-SCRIPT" if instance_type else "/opt/ml, if it can be written"
+    add("--output", metavar="DIR", help=f"run folder ({folder})")
     add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")
     add("--verbose", action="store_true", help="show INFO of train, and what launchers say")
     add("--overwrite", action="store_true", help="delete what an earlier run left in --output")

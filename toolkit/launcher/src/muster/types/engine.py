@@ -6,9 +6,6 @@ from collections.abc import Mapping
 
 from muster.types.values import NamedTuple
 
-TO_ALL = "all"  # every process of the host hears the engine's signals
-TO_FIRST = "first"  # only the process that the engine started hears them
-
 
 class Engine(NamedTuple):
     """One host of a job as its engine describes it.
@@ -18,9 +15,8 @@ class Engine(NamedTuple):
     leader's name or address where that is all that is known, "" for none. `slots`: a hint of
     how many ranks a host holds. `job`: a name that all hosts share, "" for none. `attempt`: 1 for
     the first. `deadline_s`: when the engine ends the job, as a time of the wall clock. `stop_s`:
-    from the engine's stop signal to its SIGKILL, less a reserve. `signals`: TO_ALL or TO_FIRST.
-    `sinks`: files beside the failure file that get its text. `secret_file`: where the job's secret
-    is kept, "" for a variable. `logs`: patterns of files that it writes beside the script.
+    from the engine's stop signal to its SIGKILL, less a reserve. `secret_file`: where the job's
+    secret is kept, "" for a variable. `logs`: patterns of files that it writes beside the script.
     `origins`: what was understood -> the variable or file.
     """
 
@@ -35,8 +31,6 @@ class Engine(NamedTuple):
     attempt: int | None = None
     deadline_s: float | None = None
     stop_s: float | None = None
-    signals: str = TO_FIRST
-    sinks: tuple[str, ...] = ()
     secret_file: str = ""
     logs: tuple[str, ...] = ()
     origins: Mapping[str, str] = {}

@@ -13,9 +13,7 @@ from muster.types.plain import short
 
 NAME = "kubernetes"
 STOP_S = 25.0  # of the default grace period of 30 s
-SINK = "/dev/termination-log"
 HOSTFILE, HOST_TABLE = "/etc/mpi/hostfile", "/etc/hosts"
-_COMMON = {"stop_s": STOP_S, "sinks": (SINK,)}
 
 
 def read(environ: Mapping[str, str], files: Files) -> Engine | None:
@@ -50,7 +48,7 @@ def _of_hostfile(environ: Mapping[str, str], files: Files) -> Engine:
         names=names,
         slots=int(slots[0]) if slots and slots[0].isdecimal() else None,
         job=names[0].partition(".")[0].removesuffix("-worker-0"),
-        **_COMMON,
+        stop_s=STOP_S,
     )
 
 
@@ -74,7 +72,7 @@ def _of_train_job(environ: Mapping[str, str]) -> Engine:
         leader=leader,
         slots=int(slots) if slots.isdecimal() else None,
         job=job,
-        **_COMMON,
+        stop_s=STOP_S,
     )
 
 
@@ -96,7 +94,7 @@ def _of_indexed_job(environ: Mapping[str, str], files: Files) -> Engine:
         what = f"not set, and {short(own)} is no name of pod {index} of a job"
         raise ConfigError.of(LEADER, what, "set it to the first pod's name: JOB-0.SERVICE")
     job = re.sub(r"-0$", "", leader.partition(".")[0])
-    return values.engine(NAME, index, count, leader=leader, job=job, **_COMMON)
+    return values.engine(NAME, index, count, leader=leader, job=job, stop_s=STOP_S)
 
 
 def _full_name(own: str, table: str) -> str:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 
 from muster.contract.engines.values import MAX_COUNT, Files, Values, each_once
-from muster.types.engine import TO_ALL, Engine
+from muster.types.engine import Engine
 from muster.types.errors import ConfigError
 from muster.types.plain import short
 
@@ -50,7 +50,6 @@ def read(environ: Mapping[str, str], files: Files) -> Engine | None:
         attempt=restarts + 1,
         deadline_s=None if deadline is None else float(deadline),
         stop_s=STOP_S,
-        signals=TO_ALL,
         logs=("slurm-*.out", "slurm-*.err"),
     )
 
