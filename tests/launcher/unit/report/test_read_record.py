@@ -253,10 +253,16 @@ def test_a_cut_archive_shows_what_came_before(record: Path, tmp_path: Path) -> N
     archive = tmp_path / "output.tar.gz"
     with tarfile.open(archive, "w:gz") as tar:
         tar.add(record, arcname="muster")
-    archive.write_bytes(archive.read_bytes()[: archive.stat().st_size * 3 // 4])
+    whole = archive.read_bytes()
+    archive.write_bytes(whole[: len(whole) * 3 // 4])
     found = read_record(str(archive), {})
     assert "is damaged" in found.missing[0]
     assert found.hosts
+    cuts = range(len(whole) // 2, len(whole) - 20, max(1, len(whole) // 200))
+    for at, cut in enumerate(cuts):  # within a file, its padding, or the header of the next one
+        archive.write_bytes(whole[:cut])
+        (said,) = unpack(str(archive), str(tmp_path / str(at)))
+        assert "is damaged" in said
 
 
 def test_nothing_leaves_the_folder_that_an_archive_is_unpacked_to(tmp_path: Path) -> None:

@@ -6,11 +6,13 @@ once, as a stream, so that a bomb costs no more than the limits say.
 
 from __future__ import annotations
 
+import gzip
 import os
 import re
 import tarfile
 import zlib
 from collections import deque
+from io import BufferedReader
 from typing import IO
 
 from muster.types.values import NamedTuple
@@ -43,7 +45,7 @@ def unpack(
     target cannot be written."""
     name = os.path.basename(path)
     try:
-        with open(path, "rb") as raw, tarfile.open(fileobj=raw, mode="r|*") as tar:
+        with open(path, "rb") as raw, _opened(raw) as tar:
             return _unpack(tar, target, name, limits or UnpackLimits(), traces)
     except (tarfile.TarError, EOFError, zlib.error, ValueError) as error:
         return [f"{name} is damaged ({error}): what came before that place is shown"]
@@ -51,6 +53,13 @@ def unpack(
         if error.errno is not None:
             raise
         return [f"{name} is damaged ({error}): what came before that place is shown"]  # gzip, lzma
+
+
+def _opened(raw: BufferedReader) -> tarfile.TarFile:
+    """As a stream. tarfile takes a header that is cut for the end; gzip knows where it is cut."""
+    if raw.peek(2).startswith(b"\x1f\x8b"):
+        return tarfile.open(fileobj=gzip.GzipFile(fileobj=raw), mode="r|")
+    return tarfile.open(fileobj=raw, mode="r|*")
 
 
 def _unpack(
