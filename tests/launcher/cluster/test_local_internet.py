@@ -63,8 +63,10 @@ def end_server(home: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def server_ends(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Before `start` counts what is left, for which it needs the home."""
     name = "nobodys_home" if "nobodys_home" in request.fixturenames else "home"
     home = request.getfixturevalue(name)
+    request.getfixturevalue("start")
     yield
     end_server(home)
 
