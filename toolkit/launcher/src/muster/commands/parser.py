@@ -26,6 +26,7 @@ examples:
 commands:
   local    run a real job of one or several hosts on this machine
   run      one host of a job on Slurm, Kubernetes, AWS Batch or a list of hosts
+  submit   hand a job to Slurm; see what becomes of it; cancel it
   plan     print what a run would do, for a script or a folder of SageMaker's files
   history  list, show, repeat and remove the runs of `muster local`
   logs     print what the ranks of a run wrote, also while they write
@@ -59,6 +60,7 @@ exit codes:
 COMMANDS = {  # its module
     "local": "muster.local.command",
     "run": "muster.elsewhere.command",
+    "submit": "muster.submit.command",
     "plan": "muster.commands.show_plan",
     "history": "muster.local.record.history_command",
     "logs": "muster.local.record.logs_command",
@@ -72,7 +74,13 @@ COMMANDS = {  # its module
     "sbom": "muster.commands.sbom",
     "sdk": "muster.commands.sdk",
 }
-OF_SCRIPTS = ("local", "run", "plan", "bench")  # arguments of a script may come after `--`
+OF_SCRIPTS = (
+    "local",
+    "run",
+    "submit",
+    "plan",
+    "bench",
+)  # arguments of a script may come after `--`
 
 
 def main(argv: list[str]) -> int:

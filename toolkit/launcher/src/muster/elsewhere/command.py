@@ -16,11 +16,11 @@ from muster.contract.engines import NAMES, Detected, detect
 from muster.contract.engines.hosts import COUNT, HOSTS, INDEX, LEADER
 from muster.contract.engines.values import MAX_COUNT, SECRET_FILE
 from muster.elsewhere import compose
-from muster.elsewhere.network import Whereabouts, find_place
-from muster.elsewhere.place import Folders, make_folders
+from muster.elsewhere.network import Whereabouts, find_place, host_names
+from muster.elsewhere.place import Folders, is_packed, make_folders
 from muster.elsewhere.secret import read_secret
-from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, add_options
-from muster.local.request import Request, read_request
+from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, read_job
+from muster.local.request import Request
 from muster.types.engine import Engine
 from muster.types.errors import ConfigError
 from muster.types.files import read_text
@@ -144,12 +144,8 @@ def refuse_contradiction(engine: Engine, args: argparse.Namespace) -> None:
 
 def request_of(args: argparse.Namespace, engine: Engine) -> Request:
     """The request, as of `muster local` for one host. Raises UsageError."""
-    others = Parser("")
-    add_options(others)
-    known = vars(args)
-    rest = {one.dest: one.default for one in others._actions if one.dest not in known}
-    every = argparse.Namespace(**{**rest, **known, "hosts": None, "json": False})
-    request = read_request(every)
+    me = os.path.join(args.output, host_names(engine)[engine.host_index]) if args.output else None
+    request = read_job(args, packed=is_packed(args.source_dir or ""), output=me)
     processes = request.processes_per_host
     if processes is None and request.distribution not in (None, "none"):
         processes = engine.slots

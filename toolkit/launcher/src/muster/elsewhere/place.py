@@ -23,6 +23,7 @@ from muster.types.values import NamedTuple
 
 CONTAINER_BASE = "/opt/ml"
 ARCHIVE = "input/sourcedir.tar.gz"
+ARCHIVES, S3 = (".tar.gz", ".tgz"), "s3://"
 
 
 class Folders(NamedTuple):
@@ -79,7 +80,7 @@ def _below_output(request: Request, engine: Engine, run: str, host: str) -> Fold
     base = os.path.join(made.path, "opt/ml")
     try:
         archive = os.path.join(made.path, layout.FRESH_SOURCE)
-        preparation.pack_into(request, archive, left_out(request, engine, run), lambda: None)
+        source = _bring_code(request, archive, left_out(request, engine, run))
     except (UsageError, OSError):
         runfolder.leave(made)
         raise
@@ -87,8 +88,28 @@ def _below_output(request: Request, engine: Engine, run: str, host: str) -> Fold
         _go_on(made, base)
     else:
         runfolder.clear(made)
-    source = os.path.join(made.path, layout.SOURCE)
+    if source == archive:
+        source = os.path.join(made.path, layout.SOURCE)
     return Folders(base, os.path.dirname(made.path), source, request.channels)
+
+
+def is_packed(source_dir: str) -> bool:
+    """Whether it names an archive, here or at S3, and not a folder."""
+    return source_dir.startswith(S3) or source_dir.endswith(ARCHIVES)
+
+
+def _bring_code(request: Request, archive: str, left_out: tuple[str, ...]) -> str:
+    """Where the packed code is: at `archive`, or at S3, where `train` fetches it. Raises UsageError
+    and OSError."""
+    packed = request.source_dir
+    if packed.startswith(S3):
+        return packed
+    if is_packed(packed) and not os.path.isdir(packed):
+        os.makedirs(os.path.dirname(archive), exist_ok=True)
+        shutil.copyfile(packed, archive)
+    else:
+        preparation.pack_into(request, archive, left_out, lambda: None)
+    return archive
 
 
 def _go_on(made: RunFolder, base: str) -> None:
@@ -99,7 +120,8 @@ def _go_on(made: RunFolder, base: str) -> None:
         os.unlink(os.path.join(base, "checkpoints"))
     source = os.path.join(made.path, layout.SOURCE)
     os.makedirs(os.path.dirname(source), exist_ok=True)
-    os.replace(os.path.join(made.path, layout.FRESH_SOURCE), source)
+    with suppress(FileNotFoundError):
+        os.replace(os.path.join(made.path, layout.FRESH_SOURCE), source)
 
 
 def _in_container(request: Request, engine: Engine, base: str) -> Folders:
@@ -120,8 +142,9 @@ def _in_container(request: Request, engine: Engine, base: str) -> Folders:
         name, content = entry_point(request.module)
         with open(os.path.join(code, name), "wb") as file:
             file.write(content)
+    source = code if in_place else ""
     if not in_place:
-        preparation.pack_into(request, archive, left_out(request, engine, base), lambda: None)
+        source = _bring_code(request, archive, left_out(request, engine, base))
     if full:
         shutil.rmtree(f"{code}.earlier", ignore_errors=True)
         os.rename(code, f"{code}.earlier")
@@ -133,7 +156,7 @@ def _in_container(request: Request, engine: Engine, base: str) -> Folders:
     for name in ("init-config.json", "trainingjobconfig.json"):  # not every run writes them
         with suppress(FileNotFoundError):
             os.unlink(os.path.join(config, name))
-    return Folders(base, "", code if in_place else archive, channels)
+    return Folders(base, "", source, channels)
 
 
 def _still_to_link(channels: Mapping[str, str], data: str) -> dict[str, str]:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from muster.arguments import Parser, UsageError, one_of, seconds, size, whole_number
 from muster.local.backends.choice import NAMES
 from muster.local.backends.docker import options
-from muster.local.request import MAX_HOSTS, read_request
+from muster.local.request import MAX_HOSTS, Request, read_request
 
 LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
@@ -135,7 +135,8 @@ def add_job_options(parser: Parser, instance_type: str = "local") -> None:
     repeated = {"action": "append", "default": []}
     add("--hyperparameter", metavar="K=V", **repeated, help="one hyperparameter; repeatable")  # type: ignore[arg-type]
     add("--channel", metavar="NAME=DIR", **repeated, help="one input channel; repeatable")  # type: ignore[arg-type]
-    add("--env", metavar="K=V", **repeated, help="one variable for the script; repeatable")  # type: ignore[arg-type]
+    add("--env", metavar="K[=V]", **repeated, help="one variable for the script (V: the caller's)")  # type: ignore[arg-type]
+    add("--env-file", metavar="FILE", help="more of them, as one JSON object of texts")
     add(
         "--instance-type",
         metavar="TYPE",
@@ -148,6 +149,16 @@ def add_job_options(parser: Parser, instance_type: str = "local") -> None:
     add("--verbose", action="store_true", help="show INFO of train, and what launchers say")
     add("--overwrite", action="store_true", help="delete what an earlier run left in --output")
     add("--checkpoint", metavar="DIR", help="/opt/ml/checkpoints of all hosts, kept between runs")
+
+
+def read_job(args: argparse.Namespace, **more: object) -> Request:
+    """The request of a command that has the options of `add_job_options` alone, for one host.
+    `more`: further arguments, by their names. Raises UsageError."""
+    parser = Parser("")
+    add_options(parser)
+    defaults = {action.dest: action.default for action in parser._actions}
+    given = {**defaults, **vars(args), "hosts": None, "json": False, **more}
+    return read_request(argparse.Namespace(**given))
 
 
 def options_given(args: argparse.Namespace) -> list[str]:

@@ -123,7 +123,7 @@ def read_request(args: argparse.Namespace) -> Request:
         channels=channels,
         groups=groups,
         instance_type=args.instance_type,
-        environ=parse_environ(args.env),
+        environ=read_environ(args.env_file, args.env, os.environ),
         output=os.path.abspath(args.output) if args.output else None,
         isolation=args.isolation,
         timeout_s=args.timeout,
@@ -133,7 +133,7 @@ def read_request(args: argparse.Namespace) -> Request:
         overwrite=args.overwrite,
         checkpoint=parse_checkpoint(args.checkpoint, args.output),
         memory_bytes=args.memory,
-        ignored=find_ignored(source_dir).but_for(program),
+        ignored=find_ignored(source_dir).but_for(program) if os.path.isdir(source_dir) else NOTHING,
         internet=args.internet,
         module=args.module or "",
         verbose=args.verbose,
@@ -156,7 +156,12 @@ def _refuse_misspelt(names: Iterable[str]) -> None:
 
 
 def _find_code(args: argparse.Namespace) -> tuple[str, str]:
-    """(source folder, program below it) of a script or a module."""
+    """(source folder, program below it) of a script or a module; `muster run` also takes a packed
+    folder (`args.packed`), which holds the program."""
+    if getattr(args, "packed", False):
+        if args.module is not None:
+            raise UsageError("-m needs a folder, not a packed one", "name the file that starts it")
+        return args.source_dir, args.script
     if args.module is None:
         return find_script(args.script, args.source_dir)
     from muster.local.code.module import check_module, entry_point
@@ -301,12 +306,30 @@ def _refuse_in_output(paths: Mapping[str, str], output: str) -> None:
             )
 
 
-def parse_environ(texts: list[str]) -> dict[str, str]:
-    environ = parse_pairs("--env", texts)
-    for name in environ:
-        if not re.fullmatch(_VARIABLE, name):
-            raise UsageError(f"--env: {name!r} is not the name of a variable")
-    return environ
+def read_environ(path: str | None, texts: list[str], caller: Mapping[str, str]) -> dict[str, str]:
+    """The variables of a file, then `K=V` texts, or `K` for what the caller's environment has, so
+    that no value need stand on a command line. Raises UsageError."""
+    found: dict[str, str] = {}
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                found = json.load(file)
+        except (OSError, ValueError, RecursionError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is no JSON"
+            raise UsageError(f"--env-file {path}: {why}") from None
+        if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
+            example = """{"NAME": "text"}"""
+            raise UsageError(f"--env-file {path}: not one object of texts", f"such as {example}")
+    for name in texts:
+        if "=" not in name and name not in caller:
+            fix = f"write --env {name}=VALUE, or set it"
+            raise UsageError(f"--env {name}: no such variable is set here", fix)
+    full = [text if "=" in text else f"{text}={caller[text]}" for text in texts]
+    found = {**found, **parse_pairs("--env", full)}
+    for name, value in found.items():
+        if not re.fullmatch(_VARIABLE, name) or "\0" in value:
+            raise UsageError(f"--env: {name!r} is not the name of a variable, or its value no text")
+    return found
 
 
 def parse_distribution(text: str | None) -> str | Mapping[str, object] | None:

@@ -18,6 +18,7 @@ from muster.types.masking import MASK, Masker, is_secret_name
 from muster.types.values import NamedTuple
 
 SCHEMA = 1
+LOCAL, SUBMIT = "local", "submit"
 MOST_S = 1e11  # since 1970: a later time is invalid
 _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VALUE
 
@@ -25,18 +26,20 @@ _PAIRS = ("--env", "--hyperparameter", "--channel")  # their values are NAME=VAL
 class CommandLine(NamedTuple):
     """A command line as the run folder keeps it.
 
-    `argv`: what followed `muster local`, with `***` for secrets. `cwd`: where it was typed.
+    `argv`: what followed `muster COMMAND`, with `***` for secrets. `cwd`: where it was typed.
     """
 
     argv: tuple[str, ...]
     cwd: str
     started: float  # seconds since 1970
+    command: str = LOCAL
 
 
-def write_command(folder: RunFolder, argv: Sequence[str]) -> None:
+def write_command(folder: RunFolder, argv: Sequence[str], command: str = LOCAL) -> None:
     """Raises OSError."""
     document = {
         "schema": SCHEMA,
+        "command": command,
         "argv": without_secrets(argv),
         "cwd": os.getcwd(),
         "started": round(time.time(), 3),
@@ -52,13 +55,14 @@ def read_command(path: str) -> CommandLine | None:
         with open(os.path.join(path, COMMAND), encoding="utf-8") as file:
             document = json.load(file)
         argv, cwd, started = document["argv"], document["cwd"], float(document["started"])
-        if not 0 <= started < MOST_S:
+        command = document.get("command", LOCAL)
+        if not 0 <= started < MOST_S or command not in (LOCAL, SUBMIT):
             return None
     except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None
     words = [*argv, cwd] if isinstance(argv, list) else [None]
     valid = all(isinstance(w, str) for w in words)
-    return CommandLine(tuple(argv), cwd, started) if valid else None
+    return CommandLine(tuple(argv), cwd, started, command) if valid else None
 
 
 def without_secrets(argv: Sequence[str]) -> list[str]:

@@ -22,10 +22,10 @@ MOST_S = 1e9  # a run that lasted longer is none: its record is spoilt
 
 
 class Run(NamedTuple):
-    """An earlier run of `muster local`.
+    """An earlier run of `muster local` or `muster submit`.
 
-    `state`: running, succeeded, failed, stopped, or lost when no process survived to say. `code`
-    and `seconds`: None unless it has ended.
+    `state`: running, succeeded, failed, stopped, or lost when no process survived to say; submitted
+    while another engine has it and has not begun. `code` and `seconds`: None unless it has ended.
     """
 
     path: str
@@ -42,7 +42,9 @@ class Run(NamedTuple):
 
     @property
     def command_line(self) -> str:
-        return f"muster local {shlex.join(self.command.argv)}" if self.command else "-"
+        if not self.command:
+            return "-"
+        return f"muster {self.command.command} {shlex.join(self.command.argv)}"
 
     @property
     def started(self) -> str:
@@ -60,7 +62,7 @@ def runs() -> list[Run]:
         return []
     except OSError as error:
         raise UsageError(f"the runs cannot be read: {runfolder.in_words(error)}") from None
-    found = [read_run(path) for path in paths if _is_run(path)]
+    found = [read_run(path) for path in paths if is_run(path)]
     return sorted(found, key=lambda run: (_started(run), run.name), reverse=True)
 
 
@@ -76,7 +78,7 @@ def _started(run: Run) -> float:
 def find_run(name: str) -> Run:
     """By its name below `muster-runs`, by a path, or `latest`. Raises UsageError."""
     for path in (os.path.join(layout.RUNS, name), name):
-        if name and _is_run(path):
+        if name and is_run(path):
             return read_run(os.path.realpath(path))
     known = [run.name for run in runs()]
     if name == LATEST and known:
@@ -90,7 +92,8 @@ def find_run(name: str) -> Run:
     raise UsageError(f"no run {name!r}{guess}", "muster history lists them")
 
 
-def _is_run(path: str) -> bool:
+def is_run(path: str) -> bool:
+    """Whether the folder is one that a run took."""
     return os.path.isfile(os.path.join(path, layout.MARK))
 
 
@@ -99,7 +102,8 @@ def read_run(path: str) -> Run:
     and the folder may go at any time."""
     summary = read_object(os.path.join(path, SUMMARY))
     local, outcome = _Fields(summary.get("local")), _Fields(summary.get("outcome"))
-    state = (outcome.get("result", str) or "lost").lower()
+    unknown = "submitted" if os.path.exists(os.path.join(path, layout.SUBMITTED)) else "lost"
+    state = (outcome.get("result", str) or unknown).lower()
     if not is_over(path):
         state = "running"
     code, seconds = local.get("exit_code", int), local.get("seconds", float, int)
@@ -133,17 +137,27 @@ def _names(path: str) -> list[str]:
 
 
 def is_over(path: str) -> bool:
-    """Whether no process holds the run's folder any more; then all has been written."""
+    """Whether no process holds the run's folder any more; then all has been written. Hosts of a
+    submitted job hold a folder each."""
+    paths = [path]
+    if os.path.exists(os.path.join(path, layout.SUBMITTED)):
+        paths += [os.path.join(path, name) for name in _names(path)]
     try:
-        return runfolder.is_free(path)
+        return all(runfolder.is_free(one) for one in paths if one == path or is_run(one))
     except OSError:
         return True
 
 
 def _refuse_unless(sure: bool, run: Run) -> None:
-    """Raises UsageError for a run that holds, or may hold, what a job made while not `sure`."""
+    """Raises UsageError for a run that its job uses, and, while not `sure`, for one that holds, or
+    may hold, what a job made."""
+    if run.state == "running":
+        raise UsageError(f"{run.name} is in use by its job", "wait for its end, or stop it")
     if sure:
         return
+    if run.state == "submitted":
+        fix = f"muster submit --cancel {run.name}, or add --yes"
+        raise UsageError(f"{run.name} was submitted, and may begin yet", fix)
     try:
         kinds = Counter[str]()
         for one in made(run.path):

@@ -9,7 +9,7 @@ import os
 from muster.arguments import Parser, UsageError, one_of, tell
 from muster.local.paths import shown
 from muster.local.record import history
-from muster.local.record.command_file import for_a_new_run, with_secrets
+from muster.local.record.command_file import LOCAL, for_a_new_run, with_secrets
 from muster.local.record.history import LATEST, Run
 from muster.local.record.layout import RUNS
 from muster.types.plain import columns
@@ -120,6 +120,8 @@ def _remove(names: list[str], sure: bool) -> None:
 def _again(one: Run) -> int:
     if one.command is None:
         raise UsageError(f"{one.name} has no command line that can be read")
+    if one.command.command != LOCAL:
+        raise UsageError(f"{one.name} did not run here", f"type {_plain(one.command_line)}")
     argv = with_secrets(for_a_new_run(one.command.argv), os.environ)
     try:
         os.chdir(one.command.cwd)

@@ -7,6 +7,7 @@ MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
 FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
 COMMAND = "command.json"
+SUBMITTED = "submitted.json"  # of a job that another engine has
 LAUNCH = "launch.json"  # for an editor's debugger
 HELD = "held"  # which rank a debugger held at its failure; `rank_bootstrap/debugging.py` makes it
 MODEL = "model"

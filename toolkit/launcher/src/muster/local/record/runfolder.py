@@ -63,16 +63,28 @@ def make_run_folder(
 
     Raises UsageError.
     """
-    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
-    stem = os.path.splitext(os.path.basename(program))[0]
+    stamp, name = _stamped(program, now)
     try:
         if output is not None:
             path = _take_output(output)
             return _lock(path, job_name(f"{os.path.basename(path)}-{stamp}"), overwrite)
-        path = _make_below_runs(f"{stamp}-{stem}")
+        path = _make_below_runs(name)
         return _lock(path, job_name(os.path.basename(path)), overwrite)
     except OSError as error:
         raise UsageError(f"the run folder cannot be made: {in_words(error)}", OTHER_PLACE) from None
+
+
+def _stamped(program: str, now: float | None) -> tuple[str, str]:
+    """(time, name of the run folder)."""
+    stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(now))
+    return stamp, f"{stamp}-{os.path.splitext(os.path.basename(program))[0]}"
+
+
+def planned(program: str, output: str | None) -> str:
+    """The path that `make_run_folder` would most likely take."""
+    if output is not None:
+        return os.path.realpath(output)
+    return os.path.join(os.path.realpath(RUNS), _stamped(program, None)[1])
 
 
 def in_words(error: OSError) -> str:
@@ -119,14 +131,15 @@ def link_latest(folder: RunFolder) -> None:
 
 
 def clear(folder: RunFolder) -> None:
-    """Deletes the earlier run, and puts the code in place that was packed for this one: from here
-    on the folder is this run's. Raises OSError."""
+    """Deletes the earlier run, and puts the code in place that was packed for this one, if any:
+    from here on the folder is this run's. Raises OSError."""
     fresh, source = (os.path.join(folder.path, name) for name in (FRESH_SOURCE, SOURCE))
     _empty(folder.path, (MARK, FRESH_SOURCE))
     os.ftruncate(folder.lock, 0)
     os.write(folder.lock, f"{folder.job}\n".encode())
     os.mkdir(os.path.dirname(source))
-    os.rename(fresh, source)
+    with suppress(FileNotFoundError):
+        os.rename(fresh, source)
 
 
 def leave(folder: RunFolder) -> None:

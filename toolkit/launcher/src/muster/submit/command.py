@@ -1,0 +1,171 @@
+"""`muster submit`: a job for Slurm, Kubernetes, AWS Batch or hosts reached by ssh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import sys
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from muster.arguments import Parser, UsageError, seconds, tell, whole_number
+from muster.contract.engines.values import MAX_COUNT
+from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, read_job
+from muster.local.paths import shown
+from muster.local.request import Request, parse_pairs
+from muster.types.names import TYPED, did_you_mean, listed
+
+if TYPE_CHECKING:
+    from muster.submit.values import Submission, Submitted, Target
+
+USAGE = """muster submit SCRIPT --on ENGINE [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]
+       muster submit --status RUN | --follow RUN | --cancel RUN"""
+EXAMPLES = """\
+examples:
+  muster submit train.py --on slurm --hosts 8 --distribution torch_distributed --follow
+  muster submit train.py --on slurm --hosts 2 --set partition=gpu --set gpus-per-node=8 --dry-run
+  muster submit --status muster-runs/20261129-101500-train
+
+It writes the engine's own file, gives it to the engine's own client, and keeps nothing but the run
+folder. On every host `muster run` then does what `train` does on SageMaker. `muster ps`, `stacks`
+and `stop` take the run folder, and ask the job where it runs.
+"""
+TARGETS = {"slurm": "muster.submit.slurm"}
+MAX_NAME = 50  # of a label of DNS, 63, engines add to it
+MAX_RETRIES = 100
+
+
+def add_arguments(parser: Parser) -> None:
+    """Declares SCRIPT and the options of `muster submit`."""
+    parser.usage = USAGE
+    parser.description = EXAMPLES
+    parser.foreign = FOREIGN
+    parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
+    add_job_options(parser, instance_type="")
+    add = parser.add_argument
+    add("--on", metavar="ENGINE", help=f"where the job runs: {listed(TARGETS)}")
+    add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
+    add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
+    add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
+    add("--name", metavar="NAME", help="what the engine calls the job (the script's name)")
+    add(
+        "--set",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=[],
+        help="what the engine's own file says besides; repeatable",
+    )
+    add("--grace", metavar="SECONDS", type=seconds, help="from a stop to its end (the engine's)")
+    retries = whole_number(0, MAX_RETRIES)
+    add("--retries", metavar="N", type=retries, default=3, help="of the codes worth one (3)")
+    add("--python", metavar="FILE", help="without an image: the hosts' Python with muster (this)")
+    add("--dry-run", action="store_true", help="print the engine's file and submit nothing")
+    add("--follow", metavar="RUN", nargs="?", const="", help="show the job until it has ended")
+    add("--status", metavar="RUN", help="say what has become of a submitted job")
+    add("--cancel", metavar="RUN", help="end a submitted job as its engine ends jobs")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Returns 0, or with --follow the job's exit code. Raises UsageError."""
+    of_a_run = [name for name in ("status", "follow", "cancel") if getattr(args, name)]
+    if not of_a_run:
+        return _submit(args)
+    if len(of_a_run) > 1 or args.script is not None or args.module is not None:
+        raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
+    from muster.submit import folder
+    from muster.submit.follow import follow, in_words
+
+    action = of_a_run[0]
+    job = folder.find(getattr(args, action))
+    target = target_of(job.engine)
+    if action == "follow":
+        return follow(target, job)
+    if action == "cancel":
+        target.cancel(job)
+        tell(f"muster submit: cancelled {job.engine} job {job.job_id}\n")
+        return 0
+    sys.stdout.write(in_words(job, target.state(job)) + "\n")
+    return 0
+
+
+def target_of(name: str) -> Target:
+    """The engine of that name. Raises UsageError."""
+    if name not in TARGETS:
+        guess = did_you_mean(name, TARGETS, likeness=TYPED)
+        raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(TARGETS)}")
+    target: Target = import_module(TARGETS[name])
+    return target
+
+
+def _submit(args: argparse.Namespace) -> int:
+    from muster.local import preparation
+    from muster.local.record import runfolder
+
+    if args.script is None and args.module is None:
+        raise UsageError("SCRIPT is missing", "see muster submit --help")
+    if not args.on:
+        raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
+    target = target_of(args.on)
+    request = read_job(args, image=None)._replace(hosts=args.count or 1)
+    preparation.distribution_keys(request)
+    job = submission_of(args, request, runfolder.planned(request.program, request.output))
+    target.check(job)
+    if args.dry_run:
+        sys.stdout.write(target.render(job))
+        return 0
+    submitted = _hand_over(args, target, job)
+    tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
+    if args.follow is None:
+        return 0
+    from muster.submit.follow import follow
+
+    return follow(target, submitted)
+
+
+def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Submitted:
+    """With a run folder, which goes again where the engine does not take the job."""
+    from muster.local.record import runfolder
+    from muster.submit import folder
+
+    made = folder.make(job.request, args.command_line)
+    job = job._replace(run=made.path)
+    try:
+        submitted = target.hand_over(job, target.render(job))
+    except BaseException:
+        runfolder.discard(made)
+        raise
+    folder.keep(submitted)
+    os.close(made.lock)
+    return submitted
+
+
+def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submission:
+    """The request with where and how it is to run. Raises UsageError."""
+    from muster.submit.values import Submission
+
+    name = args.name or label(args.module or request.program)
+    if name != label(name):
+        fix = f"letters, digits and dashes, at most {MAX_NAME}: {label(name)}"
+        raise UsageError(f"--name {name!r} cannot be a name at every engine", fix)
+    if args.python and args.image:
+        raise UsageError("--python is for hosts without an image", "leave out one of them")
+    texts = [text if "=" in text else f"{text}=" for text in args.set]
+    return Submission(
+        request=request,
+        name=name,
+        run=run,
+        python=args.python or sys.executable,
+        image=args.image or "",
+        kind=args.kind,
+        settings=parse_pairs("--set", texts),
+        grace_s=args.grace,
+        retries=args.retries,
+    )
+
+
+def label(text: str) -> str:
+    """The text as a label of DNS: a script's name without its suffix."""
+    stem = re.sub(r"\.(py|sh)$", "", os.path.basename(text))
+    found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:MAX_NAME].strip("-")
+    return found if found[:1].isalpha() else f"job-{found}".strip("-")

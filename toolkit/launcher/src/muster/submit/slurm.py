@@ -1,0 +1,107 @@
+"""Jobs of Slurm by its own commands: sbatch, squeue, scontrol, scancel, srun."""
+
+from __future__ import annotations
+
+import os
+import shlex
+
+from muster.arguments import UsageError
+from muster.submit import client, folder, slurm_script
+from muster.submit.follow import Tail
+from muster.submit.slurm_script import render
+from muster.submit.values import (
+    ENDED,
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    Output,
+    State,
+    Submission,
+    Submitted,
+)
+
+__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
+
+SCRIPT = "job.sbatch"
+_WORDS = {
+    **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), QUEUED),
+    **dict.fromkeys(("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED"), RUNNING),
+    **dict.fromkeys(("RESIZING", "SIGNALING", "STAGE_OUT"), RUNNING),
+    "COMPLETED": SUCCEEDED,
+    "CANCELLED": STOPPED,
+}
+
+
+def check(job: Submission) -> None:
+    """See `Target`."""
+    slurm_script.check(job)
+
+
+def hand_over(job: Submission, text: str) -> Submitted:
+    """Keeps the script in the run folder, and gives it to sbatch."""
+    path = os.path.join(job.run, SCRIPT)
+    folder.write_private(path, text)
+    said = client.answer(["sbatch", "--parsable", path]).strip()
+    number, _, cluster = said.partition(";")
+    if not number.isdecimal():
+        raise UsageError(f"sbatch said {client.in_a_sentence(said)!r} in place of a job's number")
+    where = {"muster": shlex.join(slurm_script.beside(job, number))}
+    if cluster:
+        where["cluster"] = cluster
+    return Submitted("slurm", number, job.name, job.request.hosts, job.run, where)
+
+
+def state(job: Submitted) -> State:
+    """What the queue says, or of a job that has left it its own summary, or what the controller
+    remembers. Accounting is not needed."""
+    asked = ["squeue", *_cluster(job), "-h", "-j", job.job_id, "-o", "%T %r"]
+    code, out, err = client.outcome(asked)
+    if code and "Invalid job id" not in err:
+        raise UsageError(f"squeue: {client.in_a_sentence(err or out)}")
+    word, _, why = out.strip().partition(" ")
+    if word and not code and (found := _WORDS.get(word, FAILED)) not in ENDED:
+        return State(found, None, "" if why == "None" else why)
+    _, out, _ = client.outcome(["scontrol", *_cluster(job), "-o", "show", "job", job.job_id])
+    shown = dict(one.split("=", 1) for one in out.split() if "=" in one)
+    word = shown.get("JobState", word)
+    if _WORDS.get(word) in (QUEUED, RUNNING):  # it came back meanwhile
+        return State(_WORDS[word], None, word)
+    return State(*_ended(job, word, shown.get("ExitCode", "")), word)
+
+
+def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
+    """The job's own word counts, since a batch script may end otherwise than its job."""
+    if word == "CANCELLED":
+        return STOPPED, 143
+    own = folder.summary_code(job.run)
+    if own is None:
+        code, _, signal = exit_code.partition(":")
+        if not (code.isdecimal() and signal.isdecimal()):
+            return (_WORDS.get(word, FAILED) if word else LOST), None
+        own = int(code) or (128 + int(signal) if int(signal) else 0)
+        if word == "COMPLETED" or own:
+            return _WORDS.get(word, FAILED), own
+        return FAILED, 1
+    return {0: SUCCEEDED, 143: STOPPED}.get(own, FAILED), own
+
+
+def cancel(job: Submitted) -> None:
+    """By scancel: the cluster's KillWait is the time that ranks have."""
+    client.answer(["scancel", *_cluster(job), job.job_id])
+
+
+def output(job: Submitted) -> Output:
+    """The file that Slurm writes in the run folder."""
+    return Tail(os.path.join(job.run, f"slurm-{job.job_id}.out"))
+
+
+def inside(job: Submitted) -> list[str]:
+    """A step beside the job's own, on its first node."""
+    return shlex.split(job.where["muster"])
+
+
+def _cluster(job: Submitted) -> list[str]:
+    return [f"--clusters={job.where['cluster']}"] if "cluster" in job.where else []

@@ -1,0 +1,149 @@
+"""The batch script of a job of Slurm: `muster run` once on each node. Pure."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from string import Template
+
+from muster.arguments import UsageError
+from muster.contract.engines.slurm import STOP_S
+from muster.submit import folder
+from muster.submit.arguments import run_arguments
+from muster.submit.values import Submission
+from muster.types.names import TYPED, did_you_mean, listed
+
+KINDS = ("pyxis", "apptainer")
+MARGIN_S = 15  # from the end of the ranks' time to the end of the job
+NUMBER = "$SLURM_JOB_ID"
+_DECIDED = {
+    "nodes": "use --hosts N",
+    "signal": "use --grace SECONDS",
+    "job-name": "use --name NAME",
+    **dict.fromkeys(("ntasks-per-node", "open-mode", "array", "wrap", "output"), "leave it out"),
+}
+# options of jobs that do not take nodes whole
+_SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "mem", "mem-per-cpu", "exclusive")
+# `wait` ends early at each signal that is heard; the shell keeps the step's status for the next one
+_BODY = Template("""\
+# Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
+# when the job ends, and with which code.
+$exports
+if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
+  SLURM_JOB_END_TIME=$$(date +%s -d "$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)" 2>/dev/null || true)
+  if [ -n "$$SLURM_JOB_END_TIME" ]; then export SLURM_JOB_END_TIME; fi
+fi
+if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
+
+told=0
+stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
+  told=$$((told + 1))
+  $stop || scancel --signal=TERM "$$SLURM_JOB_ID.0"
+}
+trap stop TERM
+
+$run &
+step=$$!
+while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
+
+case $$code in
+  102|106) again=1 ;;  # a lost host, or a launcher that did not start
+  143) again=$$told ;;  # by the signal above, not by a person
+  *) again=0 ;;
+esac
+if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] &&
+  [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
+  scontrol requeue "$$SLURM_JOB_ID"
+fi
+exit "$$code"
+""")
+
+
+def check(job: Submission) -> None:
+    """Raises UsageError for options that sbatch cannot have, or that muster decides."""
+    for name, value in job.settings.items():
+        if name in _DECIDED:
+            raise UsageError(f"--set {name}: muster decides it", _DECIDED[name])
+        if not re.fullmatch("[a-z][a-z0-9-]*", name):
+            fix = "write --set partition=gpu for --partition=gpu of sbatch"
+            raise UsageError(f"--set {name}: no long option of sbatch is spelt so", fix)
+        if "\n" in value:
+            raise UsageError(f"--set {name}: the value has more than one line")
+    if job.kind and not job.image:
+        raise UsageError(f"--kind {job.kind} says how an image is started", "add --image IMAGE")
+    if job.kind not in ("", *KINDS):
+        guess = did_you_mean(job.kind, KINDS, likeness=TYPED)
+        raise UsageError(f"--kind {job.kind}: no way to start an image{guess}", listed(KINDS))
+
+
+def render(job: Submission) -> str:
+    """The whole script."""
+    lines = ["#!/bin/bash"]
+    for name, value in sbatch_options(job).items():
+        lines.append(f"#SBATCH --{name}" + (f"={_of_sbatch(value)}" if value else ""))
+    secret = os.path.join(job.run, folder.SECRET)
+    exports = {"MUSTER_ENGINE": "slurm", "MUSTER_JOB_SECRET_FILE": secret}
+    if job.grace_s is not None:
+        exports["MUSTER_STOP_TOTAL_S"] = f"{job.grace_s:g}"
+    environ = os.path.join(job.run, folder.ENVIRON)
+    arguments = run_arguments(job.request, folder.source(job.run), job.run, environ)
+    hosts = job.request.hosts
+    step = ["srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", f"--nodes={hosts}"]
+    step += [f"--ntasks={hosts}", "--ntasks-per-node=1", *muster(job), "run", *arguments]
+    body = _BODY.substitute(
+        exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
+        run=_in_shell(step),
+        stop=_in_shell([*beside(job, NUMBER), "stop", job.run]),
+        retries=job.retries,
+    )
+    return "\n".join([*lines, body])
+
+
+def sbatch_options(job: Submission) -> dict[str, str]:
+    """Option -> value, "" for a flag; what --set gives wins."""
+    grace_s = STOP_S if job.grace_s is None else job.grace_s
+    options = {
+        "job-name": job.name,
+        "nodes": str(job.request.hosts),
+        "ntasks-per-node": "1",
+        "chdir": job.run,
+        "output": os.path.join(job.run.replace("%", "%%"), "slurm-%j.out"),
+        "open-mode": "append",
+        "signal": f"B:TERM@{int(grace_s) + MARGIN_S}",
+        "requeue" if job.retries else "no-requeue": "",
+    }
+    if not any(name in job.settings for name in _SHARES):
+        options |= {"exclusive": "", "mem": "0"}  # else the one task has one processor
+    return {**options, **job.settings}
+
+
+def beside(job: Submission, number: str) -> list[str]:
+    """`muster` in a step of its own on the job's first node, where the leader is."""
+    step = ["srun", "--overlap", f"--jobid={number}", "--relative=0", "--nodes=1", "--ntasks=1"]
+    return [*step, "--quiet", *muster(job)]
+
+
+def muster(job: Submission) -> list[str]:
+    """What follows `srun` and its options to start `muster`."""
+    if not job.image:
+        return [job.python, "-m", "muster"]
+    checkpoint = [job.request.checkpoint] if job.request.checkpoint else []
+    folders = dict.fromkeys([job.run, *job.request.channels.values(), *checkpoint])
+    mounts = ",".join(f"{one}:{one}" for one in folders)
+    if (job.kind or ("apptainer" if job.image.endswith(".sif") else "pyxis")) == "pyxis":
+        return [f"--container-image={job.image}", f"--container-mounts={mounts}", "muster"]
+    return ["apptainer", "exec", "--bind", mounts, job.image, "muster"]
+
+
+def _in_shell(words: list[str]) -> str:
+    """Words as a shell reads them; the job's number is the shell's to fill in."""
+    number = f"--jobid={NUMBER}"
+    return " ".join(f'"{word}"' if word == number else shlex.quote(word) for word in words)
+
+
+def _of_sbatch(value: str) -> str:
+    """A value as sbatch reads it in a line of options."""
+    if re.fullmatch(r"[\w@%+=:,./-]+", value):
+        return value
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
