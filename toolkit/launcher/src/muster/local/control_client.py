@@ -59,6 +59,12 @@ def find(name: str | None) -> LiveRun:
     )
 
 
+def listens_here(path: str) -> bool:
+    """Whether a host of the run can be asked on this machine. Raises UsageError for another
+    user's."""
+    return _live(path) is not None
+
+
 def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
     """The answer of the first host that gives one. Raises UsageError."""
     why = "no host listens"

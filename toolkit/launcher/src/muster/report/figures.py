@@ -224,7 +224,7 @@ def _facts(record: RunRecord, ranks: int) -> Iterator[tuple[str, str]]:
     known = {
         "run": record.name,
         "program": summary.get("program"),
-        "command": " ".join(("muster local", *record.command)) if record.command else None,
+        "command": " ".join(record.command) if record.command else None,
         "distribution": summary.get("option"),
         "hosts": hosts,
         "ranks": plan.get("world_size") or ranks or None,

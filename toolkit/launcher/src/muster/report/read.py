@@ -116,13 +116,19 @@ def _read(
     record = RunRecord(
         name=clean.text(summary.get("job")) or clean.text(os.path.basename(said)),
         summary=summary,
-        command=tuple(clean.text(one) for one in sequence(command[0].get("argv"))),
+        command=tuple(map(clean.text, _words(command[0]))),
         hosts=tuple(sorted(hosts.values(), key=_order(summary))),
         missing=tuple(dict.fromkeys(clean.text(one) for one in missing)),
         live=live,
         read_at=time.time(),
     )
     return OpenRecord(record, tuple(place.path for place in places), folders, clean)
+
+
+def _words(command: Mapping[str, object]) -> tuple[object, ...]:
+    """The command line; () where it is not known."""
+    argv = sequence(command.get("argv"))
+    return ("muster", command.get("command", "local"), *argv) if argv else ()
 
 
 def _places(root: str) -> Iterator[_Place]:

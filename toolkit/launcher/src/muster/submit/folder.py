@@ -12,7 +12,7 @@ from muster.arguments import UsageError
 from muster.local import preparation
 from muster.local.record import layout, runfolder
 from muster.local.record.command_file import SUBMIT, write_command
-from muster.local.record.layout import SUBMITTED
+from muster.local.record.layout import ENVIRON, SECRET, SUBMITTED
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from muster.submit.values import Submitted
@@ -20,7 +20,6 @@ from muster.types.files import read_object, write_whole
 from muster.types.run_files import SUMMARY
 from muster.version import __version__
 
-SECRET, ENVIRON = "secret", "environ.json"
 SCHEMA = 1
 
 
@@ -75,15 +74,19 @@ def keep(job: Submitted) -> None:
 
 
 def find(name: str) -> Submitted:
-    """The submitted job by its run folder or the folder's name below muster-runs. Raises
-    UsageError."""
-    for path in (os.path.join(layout.RUNS, name), name):
-        if name and (found := read(os.path.realpath(path))):
-            return found
+    """As `submitted`. Raises UsageError where there is none."""
+    if found := submitted(name):
+        return found
     raise UsageError(
         f"no submitted run {name!r}",
         f"name the run folder that `muster submit` printed; it holds {SUBMITTED}",
     )
+
+
+def submitted(name: str) -> Submitted | None:
+    """The job of a run folder, or of one's name below muster-runs."""
+    paths = (os.path.realpath(path) for path in (os.path.join(layout.RUNS, name), name) if name)
+    return next(filter(None, map(read, paths)), None)
 
 
 def read(run: str) -> Submitted | None:

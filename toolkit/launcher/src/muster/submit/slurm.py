@@ -6,6 +6,7 @@ import os
 import shlex
 
 from muster.arguments import UsageError
+from muster.local.record.layout import BATCH_SCRIPT, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
 from muster.submit.follow import Tail
 from muster.submit.slurm_script import render
@@ -25,7 +26,6 @@ from muster.submit.values import (
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
-SCRIPT = "job.sbatch"
 _WORDS = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), QUEUED),
     **dict.fromkeys(("RUNNING", "CONFIGURING", "COMPLETING", "SUSPENDED", "STOPPED"), RUNNING),
@@ -42,7 +42,7 @@ def check(job: Submission) -> None:
 
 def hand_over(job: Submission, text: str) -> Submitted:
     """Keeps the script in the run folder, and gives it to sbatch."""
-    path = os.path.join(job.run, SCRIPT)
+    path = os.path.join(job.run, BATCH_SCRIPT)
     folder.write_private(path, text)
     said = client.answer(["sbatch", "--parsable", path]).strip()
     number, _, cluster = said.partition(";")
@@ -95,7 +95,7 @@ def cancel(job: Submitted) -> None:
 
 def output(job: Submitted) -> Output:
     """The file that Slurm writes in the run folder."""
-    return Tail(os.path.join(job.run, f"slurm-{job.job_id}.out"))
+    return Tail(os.path.join(job.run, ENGINE_LOG))
 
 
 def inside(job: Submitted) -> list[str]:

@@ -9,10 +9,12 @@ from string import Template
 
 from muster.arguments import UsageError
 from muster.contract.engines.slurm import STOP_S
+from muster.local.record.layout import ENGINE_LOG, ENVIRON, SECRET
 from muster.submit import folder
 from muster.submit.arguments import run_arguments
 from muster.submit.values import Submission
 from muster.types.names import TYPED, did_you_mean, listed
+from muster.types.run_files import SUMMARY
 
 KINDS = ("pyxis", "apptainer")
 MARGIN_S = 15  # from the end of the ranks' time to the end of the job
@@ -36,13 +38,16 @@ if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
 fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
+# not when somebody cancels the job
+goes_on() { [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; }
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
-  $stop || scancel --signal=TERM "$$SLURM_JOB_ID.0"
+  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID.0"; fi
 }
 trap stop TERM
 
+rm -f $summary  # of an earlier attempt
 $run &
 step=$$!
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
@@ -52,8 +57,7 @@ case $$code in
   143) again=$$told ;;  # by the signal above, not by a person
   *) again=0 ;;
 esac
-if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] &&
-  [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; then
+if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] && goes_on; then
   scontrol requeue "$$SLURM_JOB_ID"
 fi
 exit "$$code"
@@ -82,11 +86,11 @@ def render(job: Submission) -> str:
     lines = ["#!/bin/bash"]
     for name, value in sbatch_options(job).items():
         lines.append(f"#SBATCH --{name}" + (f"={_of_sbatch(value)}" if value else ""))
-    secret = os.path.join(job.run, folder.SECRET)
+    secret = os.path.join(job.run, SECRET)
     exports = {"MUSTER_ENGINE": "slurm", "MUSTER_JOB_SECRET_FILE": secret}
     if job.grace_s is not None:
         exports["MUSTER_STOP_TOTAL_S"] = f"{job.grace_s:g}"
-    environ = os.path.join(job.run, folder.ENVIRON)
+    environ = os.path.join(job.run, ENVIRON)
     arguments = run_arguments(job.request, folder.source(job.run), job.run, environ)
     hosts = job.request.hosts
     step = ["srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", f"--nodes={hosts}"]
@@ -96,6 +100,7 @@ def render(job: Submission) -> str:
         run=_in_shell(step),
         stop=_in_shell([*beside(job, NUMBER), "stop", job.run]),
         retries=job.retries,
+        summary=shlex.quote(os.path.join(job.run, SUMMARY)),
     )
     return "\n".join([*lines, body])
 
@@ -108,7 +113,7 @@ def sbatch_options(job: Submission) -> dict[str, str]:
         "nodes": str(job.request.hosts),
         "ntasks-per-node": "1",
         "chdir": job.run,
-        "output": os.path.join(job.run.replace("%", "%%"), "slurm-%j.out"),
+        "output": os.path.join(job.run.replace("%", "%%"), ENGINE_LOG),
         "open-mode": "append",
         "signal": f"B:TERM@{int(grace_s) + MARGIN_S}",
         "requeue" if job.retries else "no-requeue": "",

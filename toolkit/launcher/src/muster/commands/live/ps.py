@@ -10,6 +10,7 @@ from typing import Any
 
 from muster.arguments import Parser, UsageError
 from muster.commands.live.stacks import add_run
+from muster.commands.live.there import asked_there
 from muster.local import control_client
 from muster.run.observe.control import STATE, Inquiry
 from muster.run.observe.wording import seconds, text_of
@@ -36,6 +37,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0. Raises UsageError where nothing answers."""
+    if (code := asked_there(args, "ps")) is not None:
+        return code
     found = control_client.find(args.run)
     answer = control_client.ask(found, Inquiry(STATE))
     try:

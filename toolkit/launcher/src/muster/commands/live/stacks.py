@@ -7,6 +7,7 @@ import json
 import sys
 
 from muster.arguments import Parser, UsageError
+from muster.commands.live.there import asked_there
 from muster.local import control_client
 from muster.run.observe import answers
 from muster.run.observe.control import STACKS, Inquiry
@@ -44,6 +45,8 @@ def run(args: argparse.Namespace) -> int:
             parse_ranks(args.ranks)
         except ValueError as error:
             raise UsageError(f"--ranks: {error}", "write such as --ranks 0,last") from None
+    if (code := asked_there(args, "stacks")) is not None:
+        return code
     found = control_client.find(args.run)
     answer = control_client.ask(found, Inquiry(STACKS, args.ranks, args.all_threads))
     if args.json:

@@ -7,6 +7,7 @@ import sys
 
 from muster.arguments import Parser
 from muster.commands.live.stacks import add_run
+from muster.commands.live.there import asked_there
 from muster.local import control_client
 from muster.run.observe.control import STOP, Inquiry
 
@@ -23,6 +24,8 @@ def add_arguments(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Returns 0 once the run knows of it. Raises UsageError where nothing answers."""
+    if (code := asked_there(args, "stop")) is not None:
+        return code
     found = control_client.find(args.run)
     control_client.ask(found, Inquiry(STOP))
     sys.stdout.write(f"stopping {found.name}: its ranks get SIGTERM and time to save\n")

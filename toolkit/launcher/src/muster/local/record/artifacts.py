@@ -20,6 +20,7 @@ from muster.local.record.layout import (
     LAUNCH,
     MARK,
     MODEL,
+    OF_SUBMIT,
     SOURCE,
 )
 from muster.types.run_files import OF_A_HOST, RECORD, SUMMARY
@@ -27,8 +28,9 @@ from muster.types.values import NamedTuple
 
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
 _OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", COMMAND,
-            os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL, LAUNCH, HELD)  # fmt: skip
-_OWN_HOST = (*OF_A_HOST, "opt", "site")
+            os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL, LAUNCH, HELD,
+            *OF_SUBMIT)  # fmt: skip
+_OWN_HOST = (*OF_A_HOST, "opt", "site", MARK, os.path.dirname(SOURCE))
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")
 _OWN_OUTPUT = ("data", "failure", "failure.earlier", "success", ".muster-reserve")
 _OWN_PREFIX = ".muster-"  # of what `train` unpacks and installs in opt/ml
@@ -73,7 +75,10 @@ def made(run: str, checkpoint: str | None = None) -> list[Made]:
 
 
 def _is_host(entry: os.DirEntry[str]) -> bool:
-    return bool(_HOST.fullmatch(entry.name)) and entry.is_dir(follow_symlinks=False)
+    """Of `muster local`, or of another engine, where `muster run` has marked it."""
+    if not entry.is_dir(follow_symlinks=False):
+        return False
+    return bool(_HOST.fullmatch(entry.name)) or os.path.isfile(os.path.join(entry.path, MARK))
 
 
 def _made_by_host(host: str, packed: Mapping[str, tuple[int, int]], gathered: bool) -> list[Made]:

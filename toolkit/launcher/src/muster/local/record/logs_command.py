@@ -51,7 +51,7 @@ def run(args: argparse.Namespace) -> int:
     if not shown.count:
         which = "any rank" if args.rank is None else f"rank {args.rank}"
         raise UsageError(
-            f"{found.name} has no output of {which}", f"its logs are {found.path}/algo-*/{LOGS}"
+            f"{found.name} has no output of {which}", f"its logs are {found.path}/*/{LOGS}"
         )
     return 0
 

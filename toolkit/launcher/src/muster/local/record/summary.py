@@ -110,21 +110,29 @@ def places(run: str, hosts: Sequence[str], checkpoint: str | None) -> list[str]:
         folders = {one.folder: one.files for one in found if one.kind == kind}
         if folders:
             files = counted(sum(folders.values()), "file")
-            lines.append((kind, _common(run, list(folders)), f" ({files}{note})"))
+            where = _common(run, list(folders), _pattern(hosts))
+            lines.append((kind, where, f" ({files}{note})"))
         elif kind == "model" and not lines:
             lines.append((kind, "none was saved", ""))
-    logs = os.path.join(run, hosts[0] if len(hosts) == 1 else "algo-*", LOGS)
+    logs = os.path.join(run, _pattern(hosts), LOGS)
     lines += [("logs", logs, ""), ("record", run, "")]
     return [f"  {name:<11} {shown(path)}{note}" for name, path, note in lines]
 
 
-def _common(run: str, folders: Sequence[str]) -> str:
+def _pattern(hosts: Sequence[str]) -> str:
+    """The folders of all hosts, as a shell writes them."""
+    if len(hosts) == 1:
+        return hosts[0]
+    return "algo-*" if all(host.startswith("algo-") for host in hosts) else "*"
+
+
+def _common(run: str, folders: Sequence[str], hosts: str) -> str:
     """One path for folders of several hosts, or for what lies above them."""
     common = os.path.commonpath(folders)
     if common != run or run in folders:
         return common
     places = [os.path.relpath(folder, run).split(os.sep)[1:] for folder in folders]
-    return os.path.commonpath([os.path.join(run, "algo-*", *place) for place in places])
+    return os.path.commonpath([os.path.join(run, hosts, *place) for place in places])
 
 
 def clashes_in_words(clashes: Sequence[Clash]) -> str:

@@ -1,0 +1,32 @@
+"""A run that another engine has is asked where its leader runs, by the engine's own client."""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+
+from muster.arguments import UsageError
+from muster.local import control_client
+from muster.submit import folder
+from muster.submit.command import target_of
+from muster.submit.follow import in_words
+from muster.submit.values import RUNNING
+
+
+def asked_there(args: argparse.Namespace, command: str) -> int | None:
+    """The exit code of the same command beside the job's leader; None for a run that can be asked
+    here. Raises UsageError for a submitted job that does not run, and what its client says."""
+    job = folder.submitted(args.run) if args.run else None
+    if job is None or control_client.listens_here(job.run):
+        return None
+    target = target_of(job.engine)
+    state = target.state(job)
+    if state.word != RUNNING:
+        raise UsageError(f"{args.run} is not running: {in_words(job, state)}")
+    run = job.where.get("run", job.run)
+    words = [word for word in args.command_line if word != args.run]
+    argv = [*target.inside(job), command, *words, *([run] if run else [])]
+    try:
+        return subprocess.run(argv, check=False).returncode
+    except OSError as error:
+        raise UsageError(f"{argv[0]} cannot be started: {error.strerror}") from None
