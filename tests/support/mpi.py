@@ -7,12 +7,9 @@ so that all that a job leaves can be seen. Needs root.
 from __future__ import annotations
 
 import os
-import secrets
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
@@ -21,10 +18,9 @@ import pytest
 
 from tests.launcher.support.cluster import Cluster
 from tests.launcher.support.fixtures import checked
+from tests.support.hosts import INTERFACE, OURS, Networks, address, networks, skip_without_networks
 from tests.support.waiting import wait_until
 
-NETWORK = "10.78.0"
-INTERFACE = "eth0"
 TRAIN = (sys.executable, "-m", "muster", "train")
 OWN = "muster-"  # begins the name of the folder that a killed `train` leaves
 LAUNCHERS = ("mpirun", "prterun")  # what mpirun becomes
@@ -93,17 +89,6 @@ def _without_mpi4py() -> str:
     return "" if find_spec("mpi4py") else "no mpi4py: pip install mpi4py"
 
 
-class Networks(NamedTuple):
-    """Networks of hosts. `holders`: name -> pid of a process in the host's network, {} for that of
-    this machine. `mark`: part of the hosts' own names, which Open MPI gives to its files."""
-
-    holders: Mapping[str, int]
-    mark: str
-
-
-OURS = Networks({}, "")
-
-
 class MpiCluster(Cluster):
     """A cluster whose hosts have networks of their own and whose ranks mpirun starts."""
 
@@ -159,13 +144,7 @@ class MpiCluster(Cluster):
         """What stands before a command that is to run on a host."""
         if name not in self._networks.holders:
             return []
-        return [
-            shutil.which("nsenter") or "nsenter",
-            "-t",
-            str(self._networks.holders[name]),
-            "-n",
-            "-u",
-        ]
+        return self._networks.inside(name)
 
     def find(self, name: str, program: str, argument: str = "") -> list[int]:
         """The live processes of one host that run `program`, with `argument` in their line."""
@@ -215,90 +194,9 @@ class MpiCluster(Cluster):
         return super().violations() + [f"left over by Open MPI: {path}" for path in sorted(left)]
 
 
-def address(place: int) -> str:
-    """The address of a host by its place."""
-    return f"{NETWORK}.{place + 1}"
-
-
 def _files_named(mark: str) -> set[str]:
     names = ((folder, name) for folder in FOLDERS for name in os.listdir(folder))
     return {f"{folder}/{name}" for folder, name in names if mark in name}
-
-
-@contextmanager
-def networks(names: Sequence[str], interfaces: Sequence[str] = ()) -> Iterator[Networks]:
-    """A network for each host, all on one switch.
-
-    `interfaces`: what each host calls its own end, `eth0` where not given.
-    """
-    holders: list[subprocess.Popen[bytes]] = []
-    try:
-        mark = secrets.token_hex(4)
-        for name in ("switch", *names):
-            hold = ("sh", "-c", f"hostname {name}-{mark} && echo up && exec sleep 3600")
-            holders.append(
-                subprocess.Popen(
-                    ["unshare", "--net", "--uts", *hold],
-                    stdout=subprocess.PIPE,
-                    start_new_session=True,
-                )
-            )
-        for holder in holders:
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"up\n"
-        switch, *hosts = (holder.pid for holder in holders)
-        _join(switch, hosts, interfaces)
-        yield Networks(dict(zip(names, hosts, strict=True)), mark)
-    finally:
-        for holder in holders:
-            holder.kill()
-            holder.wait()
-            if holder.stdout is not None:
-                holder.stdout.close()
-
-
-def _join(switch: int, hosts: Sequence[int], interfaces: Sequence[str]) -> None:
-    commands = ["link add name switch type bridge", "link set switch up"]
-    for place, pid in enumerate(hosts):
-        commands += [
-            f"link add name port{place} type veth peer name {INTERFACE} netns {pid}",
-            f"link set port{place} master switch",
-            f"link set port{place} up",
-        ]
-    _ip(switch, commands)
-    for place, pid in enumerate(hosts):
-        own = interfaces[place] if interfaces else INTERFACE
-        renamed = [f"link set {INTERFACE} name {own}"] if own != INTERFACE else []
-        _ip(
-            pid,
-            [
-                "link set lo up",
-                *renamed,
-                f"address add {address(place)}/24 broadcast + dev {own}",
-                f"link set {own} up",
-            ],
-        )
-
-
-def _ip(pid: int, commands: Sequence[str]) -> None:
-    text = "\n".join(commands) + "\n"
-    argv = ["nsenter", "-t", str(pid), "-n", "ip", "-batch", "-"]
-    done = subprocess.run(argv, input=text, capture_output=True, text=True, timeout=10, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def skip_without_networks() -> None:
-    """Skips where hosts cannot have networks of their own."""
-    if os.getuid() != 0:
-        pytest.skip("only root may make networks")
-    missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
-    if missing:
-        pytest.skip(f"not installed here: {', '.join(missing)}")
-    tried = subprocess.run(
-        ["unshare", "--net", "--uts", "true"], capture_output=True, text=True, check=False
-    )
-    if tried.returncode != 0:
-        pytest.skip(f"this machine allows no namespaces: {tried.stderr.strip()}")
 
 
 class MakeMpi(Protocol):

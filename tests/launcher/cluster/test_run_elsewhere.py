@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
-from muster.local.hosts import why_not_isolated
+from tests.support.hosts import Networks, address, networks, skip_without_networks
 from tests.support.waiting import wait_until, within
 
 pytestmark = pytest.mark.long
 WAIT_S = 120.0  # torch is imported by six processes
-ADDRESSES = {4: ("10.9.0.1", "10.9.0.2"), 6: ("fd09::1", "fd09::2")}
+ADDRESSES = {family: (address(0, family), address(1, family)) for family in (4, 6)}
 SCRIPT = """\
 import json, os, sys, time
 names = ("SM_CURRENT_HOST", "SM_HOSTS", "SM_MASTER_ADDR", "MASTER_ADDR", "SM_HP_LR")
@@ -46,55 +44,19 @@ dist.destroy_process_group()
 
 
 class Hosts(NamedTuple):
-    """The processes that hold the networks of two hosts, and a folder that both share."""
+    """Two hosts without a name server, and a folder that both share."""
 
-    holders: list[int]
+    networks: Networks
     folder: Path
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
-    """Two hosts, each with one end of a cable and no name server."""
-    if os.getuid() or not shutil.which("ip") or why_not_isolated(str(tmp_path)):
-        pytest.skip("needs root, the ip program and namespaces")
+    skip_without_networks()
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(SCRIPT)
-    sleep = [sys.executable, "-c", "print('up', flush=True); import time; time.sleep(600)"]
-    made = [
-        subprocess.Popen(["unshare", "-n", "-m", *sleep], stdout=subprocess.PIPE, text=True)
-        for _ in range(2)
-    ]
-    try:
-        for one in made:
-            assert one.stdout is not None and one.stdout.readline() == "up\n"
-        ends = [f"e{uuid.uuid4().hex[:8]}" for _ in made]
-        peer = ["peer", "name", ends[1], "netns", str(made[1].pid)]
-        cable = ["ip", "link", "add", ends[0], "netns", str(made[0].pid), "type", "veth", *peer]
-        subprocess.run(cable, check=True)
-        for index, (one, end) in enumerate(zip(made, ends, strict=True)):
-            v4, v6 = (ADDRESSES[family][index] for family in (4, 6))
-            lines = [
-                "mount --bind /dev/null /etc/resolv.conf",
-                "ip link set lo up",
-                f"ip addr add {v4}/24 dev {end}",
-                f"ip addr add {v6}/64 dev {end} nodad",
-                f"ip link set {end} up",
-                f"ip route add default dev {end}",
-                f"ip -6 route add default dev {end}",
-            ]
-            inside(one.pid, ["sh", "-ec", "; ".join(lines)]).wait()
-        yield Hosts([one.pid for one in made], tmp_path)
-    finally:
-        for one in made:
-            one.kill()
-            one.wait()
-            if one.stdout is not None:
-                one.stdout.close()
-
-
-def inside(holder: int, command: list[str], **more: object) -> subprocess.Popen[str]:
-    command = ["nsenter", "-t", str(holder), "-n", "-m", *command]
-    return subprocess.Popen(command, text=True, **more)  # type: ignore[call-overload,no-any-return]
+    with networks(("h1", "h2"), whole=True) as nets:
+        yield Hosts(nets, tmp_path)
 
 
 def start(
@@ -107,12 +69,12 @@ def start(
     script, output = (str(hosts.folder / name) for name in ("code/train.py", "out"))
     command = [sys.executable, "-m", "muster", "run", script, "--output", output]
     command += [*options, "--host-index", str(index), "--hyperparameter", "lr=0.1", "--", "--more"]
-    return inside(
-        hosts.holders[index],
-        command,
+    return subprocess.Popen(
+        [*hosts.networks.inside(f"h{index + 1}"), *command],
         env={**around, **(environ or {})},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
+        text=True,
     )
 
 

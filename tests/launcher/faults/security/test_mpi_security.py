@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from muster.plan.script import SPAWN_AGENT
-from tests.support.mpi import WAITS, MakeMpi, MpiCluster, address, wait_ranks
+from tests.support.hosts import address
+from tests.support.mpi import WAITS, MakeMpi, MpiCluster, wait_ranks
 
 AGENT = (sys.executable, "-I", "-S", SPAWN_AGENT)
 DAEMONS = ("orted", "prted")

@@ -20,7 +20,8 @@ from tests.launcher.support.local.unprivileged import (
     readable_python,
     skip_where_hidden,
 )
-from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, address, wait_ranks
+from tests.support.hosts import address
+from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, wait_ranks
 from tests.support.waiting import wait_until
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
