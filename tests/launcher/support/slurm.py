@@ -129,10 +129,14 @@ class Slurm:
         mark = f"SLURM_CONF={self.environ['SLURM_CONF']}".encode()
         wait_until(lambda: not marked(mark), 10, lambda: f"left of Slurm: {marked(mark)}")
 
+    def on_first(self) -> list[str]:
+        """What stands before a command that is to run on the first node."""
+        return self._nets.inside(NODES[0])
+
     def client(self, *words: str, check: bool = True, limit_s: float = CLIENT_S) -> str:
         """What one of Slurm's programs says on the first node."""
         done = subprocess.run(
-            [*self._nets.inside(NODES[0]), *words],
+            [*self.on_first(), *words],
             env=self.environ,
             cwd=self.folder,
             capture_output=True,

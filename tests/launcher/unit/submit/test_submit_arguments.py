@@ -1,0 +1,113 @@
+"""A request becomes the command line of `muster run`, and that command line the same request."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from muster.arguments import Parser, UsageError
+from muster.elsewhere import command as run_command
+from muster.elsewhere.place import is_packed
+from muster.local.command import read_job
+from muster.local.request import Request
+from muster.submit.arguments import run_arguments
+
+TEXT = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
+NAMES = some.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
+OPTIONS = some.sampled_from([None, "torch_distributed", {"mpi": {"enabled": True}}])
+
+
+def base(tmp_path: Path) -> Request:
+    (tmp_path / "train.py").write_text("")
+    parser = Parser("muster submit", True)
+    run_command.add_arguments(parser)
+    return read_job(parser.parse([str(tmp_path / "train.py")]))
+
+
+def read_back(words: list[str]) -> tuple[Request, int | None]:
+    parser = Parser("muster run", True)
+    run_command.add_arguments(parser)
+    args = parser.parse(words)
+    assert is_packed(args.source_dir)
+    return read_job(args, packed=True), args.count
+
+
+@given(
+    arguments=some.lists(TEXT, max_size=3),
+    hyperparameters=some.dictionaries(NAMES.map("my_{}".format), TEXT, max_size=3),
+    option=OPTIONS,
+    processes=some.sampled_from([None, 1, 3]),
+    flags=some.tuples(some.booleans(), some.booleans()),
+    hosts=some.integers(1, 1000),
+    ranks=some.sampled_from(["", "0,last"]),
+)
+def test_a_job_comes_back_as_it_was_handed_over(
+    tmp_path_factory: pytest.TempPathFactory,
+    arguments: list[str],
+    hyperparameters: dict[str, str],
+    option: object,
+    processes: int | None,
+    flags: tuple[bool, bool],
+    hosts: int,
+    ranks: str,
+) -> None:
+    folder = tmp_path_factory.mktemp("submit")
+    asked = base(folder)._replace(
+        arguments=tuple(arguments),
+        hyperparameters=hyperparameters,
+        distribution=option,
+        processes_per_host=processes if option else None,
+        channels={"train": str(folder.resolve())},
+        checkpoint=str(folder.resolve() / "checkpoints"),
+        oversubscribe=flags[0],
+        verbose=flags[1],
+        ranks=ranks,
+        hosts=hosts,
+    )
+    found, count = read_back(run_arguments(asked, "/shared/code.tar.gz", "/shared/run"))
+    assert count == hosts
+    same = found._replace(
+        hosts=hosts, source_dir=asked.source_dir, output=asked.output, ignored=asked.ignored
+    )
+    assert same == asked
+
+
+def test_values_of_variables_stand_on_no_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = base(tmp_path)._replace(environ={"TOKEN": "hunter2", "PATH": "/mine"})
+    file = tmp_path / "environ.json"
+    file.write_text(json.dumps(dict(asked.environ)))
+    with_file = run_arguments(asked, "code.tar.gz", None, str(file))
+    from_caller = run_arguments(asked, "code.tar.gz")
+    assert not any("hunter2" in word for word in with_file + from_caller)
+    assert read_back(with_file)[0].environ == asked.environ
+    monkeypatch.setenv("TOKEN", "hunter2")
+    monkeypatch.setenv("PATH", "/mine")
+    assert read_back(from_caller)[0].environ == asked.environ
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [("{", "no JSON"), ("[]", "not one object"), ('{"A": 1}', "not one object"),
+     ('{"A-B": "x"}', "is not the name"), ('{"A": "\\u0000"}', "no text")],
+)  # fmt: skip
+def test_a_file_of_variables_that_cannot_be_used_is_refused(
+    tmp_path: Path, text: str, said: str
+) -> None:
+    file = tmp_path / "environ.json"
+    file.write_text(text)
+    with pytest.raises(UsageError, match=said):
+        read_back(["train.py", "--source-dir", "code.tgz", "--env-file", str(file)])
+
+
+def test_a_variable_that_the_caller_does_not_have_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("NOWHERE", raising=False)
+    with pytest.raises(UsageError, match="NOWHERE: no such variable"):
+        read_back(["train.py", "--source-dir", "s3://bucket/code.tar.gz", "--env", "NOWHERE"])

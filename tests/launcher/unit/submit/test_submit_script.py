@@ -1,0 +1,141 @@
+"""The batch script of Slurm: a shell reads every word as it was given, and what cannot be is
+refused before anything is made."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.arguments import UsageError
+from muster.local.record.layout import BATCH_SCRIPT
+from muster.submit import slurm_script
+from muster.submit.values import Submission
+from tests.launcher.unit.submit.test_submit_arguments import base
+from tests.support.waiting import within
+
+# stands for every program of Slurm's that the script calls, and writes down what it was given
+WITNESS = """\
+#!{python}
+import json, os, sys
+name = os.path.basename(sys.argv[0])
+with open(os.path.join(os.environ["SEEN"], name), "a") as file:
+    file.write(json.dumps(sys.argv[1:]) + "\\n")
+if name == "squeue":
+    print("RUNNING")
+if name == "srun" and "run" in sys.argv:
+    sys.exit(int(os.environ["CODE"]))
+"""
+
+
+def job(tmp_path: Path, **more: object) -> Submission:
+    request = base(tmp_path)._replace(hosts=3)
+    run = str(tmp_path / 'a run\'s $HOME "folder"')
+    values: dict[str, object] = {"request": request, "name": "train", "run": run, "python": "py"}
+    return Submission(**{**values, **more})  # type: ignore[arg-type]
+
+
+def run_it(tmp_path: Path, made: Submission, code: int, **environ: str) -> tuple[int, Path]:
+    """The script's exit code, and the folder that holds what its programs were given."""
+    seen = tmp_path / "seen"
+    seen.mkdir()
+    for name in ("srun", "squeue", "scontrol", "scancel"):
+        program = seen / f"bin-{name}" / name
+        program.parent.mkdir()
+        program.write_text(WITNESS.format(python=sys.executable))
+        program.chmod(0o755)
+    path = ":".join(str(one) for one in seen.glob("bin-*"))
+    os.makedirs(made.run, exist_ok=True)
+    script = Path(made.run, BATCH_SCRIPT)
+    script.write_text(slurm_script.render(made))
+    around = {"SEEN": str(seen), "CODE": str(code), "SLURM_JOB_ID": "7", **environ}
+    done = subprocess.run(
+        ["bash", str(script)],
+        env={**os.environ, **around, "PATH": f"{path}:{os.environ['PATH']}"},
+        timeout=within(30),
+        check=False,
+    )
+    return done.returncode, seen
+
+
+def test_every_word_arrives_as_it_was_given(tmp_path: Path) -> None:
+    import json
+
+    words = ("--text=a b", "it's", '"$HOME"', "`id`", "line\nbreak", "")
+    made = job(tmp_path)
+    made = made._replace(request=made.request._replace(arguments=words))
+    code, seen = run_it(tmp_path, made, 0)
+    (given,) = (json.loads(line) for line in (seen / "srun").read_text().splitlines())
+    assert code == 0
+    assert tuple(given[given.index("--") + 1 :]) == words
+    assert given[given.index("--output") + 1] == made.run
+    assert {"--nodes=3", "--ntasks=3", "--kill-on-bad-exit=0"} < set(given)
+
+
+@pytest.mark.parametrize(
+    ("code", "restarts", "again"),
+    [(0, 0, False), (1, 0, False), (103, 0, False), (143, 0, False),
+     (102, 0, True), (106, 1, True), (102, 2, False)],
+)  # fmt: skip
+def test_a_job_begins_again_where_that_helps(
+    tmp_path: Path, code: int, restarts: int, again: bool
+) -> None:
+    made = job(tmp_path, retries=2)
+    found, seen = run_it(tmp_path, made, code, SLURM_RESTART_COUNT=str(restarts))
+    assert found == code
+    assert (seen / "scontrol").exists() == again
+
+
+def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Path) -> None:
+    made = job(tmp_path)
+    summary = Path(made.run, "summary.json")
+    summary.parent.mkdir()
+    summary.write_text("{}")
+    run_it(tmp_path, made, 137)
+    assert not summary.exists()
+
+
+def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: Path) -> None:
+    whole = slurm_script.sbatch_options(job(tmp_path))
+    shared = slurm_script.sbatch_options(
+        job(tmp_path, settings={"cpus-per-task": "4", "chdir": "/else"}, grace_s=120.0, retries=1)
+    )
+    assert whole["exclusive"] == "" and whole["mem"] == "0" and "no-requeue" in whole
+    assert "exclusive" not in shared and "mem" not in shared and "requeue" in shared
+    assert (shared["cpus-per-task"], shared["chdir"]) == ("4", "/else")
+    assert shared["signal"] == "B:TERM@135"
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        ({"settings": {"nodes": "2"}}, "muster decides it"),
+        ({"settings": {"Partition": "x"}}, "no long option"),
+        ({"settings": {"comment": "a\nb"}}, "more than one line"),
+        ({"kind": "pyxis"}, "says how an image is started"),
+        ({"kind": "docker", "image": "x"}, "no way to start an image"),
+    ],
+)
+def test_what_cannot_be_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        slurm_script.check(job(tmp_path, **more))
+
+
+@pytest.mark.parametrize(
+    ("image", "kind", "words"),
+    [
+        ("docker://me/image:1", "", "--container-image=docker://me/image:1"),
+        ("/images/it.sif", "", "apptainer exec"),
+        ("me/image", "apptainer", "apptainer exec"),
+    ],
+)
+def test_an_image_gets_the_folders_of_the_job(
+    tmp_path: Path, image: str, kind: str, words: str
+) -> None:
+    made = job(tmp_path, image=image, kind=kind, run="/shared/run")
+    made = made._replace(request=made.request._replace(channels={"train": "/data"}))
+    found = " ".join(slurm_script.muster(made))
+    assert words in found and "/shared/run:/shared/run,/data:/data" in found
