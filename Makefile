@@ -14,7 +14,7 @@ said = $(if $(filter command,$(origin $(1))),$(2)=$($(1)))
 CHOSEN = $(BUILD_ARGS) $(call said,PYTHON,PYTHON) $(call said,TORCH,TORCH_VERSION) $(call said,REFRESH,REFRESH) $(call said,SSH,SSH)
 IMAGES = $(BIN)/python -m scripts.images
 
-.PHONY: help setup demo test test-all test-collectives test-modelparallel test-gpu test-long soak check fmt lock bench-launcher bench-see bench-images bench-collectives bench-simulated bench-modelparallel wheels docs pictures clean
+.PHONY: help setup demo test test-all test-collectives test-modelparallel test-gpu test-long soak check fmt lock bench-launcher bench-see bench-elsewhere bench-images bench-collectives bench-simulated bench-modelparallel wheels docs pictures clean
 .PHONY: image image-name base-image test-image push lock-torch lock-neuron
 
 help: ## list the targets
@@ -69,6 +69,9 @@ bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table
 
 bench-see: $(STAMP) ## figures of seeing into a job: stuck ranks, 1,000 hosts, agents, reports, jobs from Python
 	@$(BIN)/python -m benchmarks.launcher seeing agent trivial report
+
+bench-elsewhere: $(STAMP) ## jobs of a real Slurm beside Slurm's own commands and torchx; needs root and scripts/ci-machine
+	@$(BIN)/python -m benchmarks.launcher elsewhere
 
 image: $(STAMP) ## build the image TARGET=cpu (or base, cpu-devel, cuda-efa, neuron); PYTHON=3.13 TORCH=... REFRESH=1 SSH=0
 	@$(IMAGES) build $(TARGET) $(addprefix --build-arg ,$(CHOSEN))

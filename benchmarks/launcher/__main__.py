@@ -19,6 +19,7 @@ from subprocess import SubprocessError
 from benchmarks.launcher import (
     agent,
     desk,
+    elsewhere,
     load,
     lost,
     metrics,
@@ -196,6 +197,9 @@ STEPS: Mapping[str, Callable[[Path, int], Iterator[Row]]] = {
     "trivial": lambda folder, rounds: _trivial_job(folder, _software(), rounds),
     "sizes": lambda folder, rounds: _sizes(_software()),
     "commands": lambda folder, rounds: _commands(folder, _software(), rounds),
+    "elsewhere": lambda folder, rounds: elsewhere.rows(
+        folder / "elsewhere", max(3, rounds // 3), _software().muster, _software().torchx
+    ),
     "hosts": lambda folder, rounds: _two_hosts(folder, _software(), max(3, rounds // 3)),
     "parent": lambda folder, rounds: parent.rows(folder, os.environ.get("PARENT", "")),
     "mpi": lambda folder, rounds: mpi.rows(_software(), max(3, rounds // 3)),

@@ -33,7 +33,8 @@ while todo:
     seen.add(name)
     for line in installed[name].requires or ():
         if "extra ==" not in line: todo.append(plain(re.match(r"[\\w.-]+", line)[0]))
-DESK = r"/muster/(commands|local|report|sdk|pytest_plugin|rank_bootstrap/debug)|\\.dist-info/"
+FOLDERS = "commands|local|submit|report|sdk|pytest_plugin|rank_bootstrap/debug"
+DESK = rf"/muster/({FOLDERS})|\\.dist-info/"
 files, caches = set(), set()
 for name in seen:
     for entry in installed[name].files or ():
