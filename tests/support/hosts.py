@@ -134,7 +134,10 @@ def skip_without_networks() -> None:
     if missing:
         pytest.skip(f"not installed here: {', '.join(missing)}")
     tried = subprocess.run(
-        ["unshare", "--net", "--uts", "--mount", "true"], capture_output=True, text=True, check=False
+        ["unshare", "--net", "--uts", "--mount", "true"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if tried.returncode != 0:
         pytest.skip(f"this machine allows no namespaces: {tried.stderr.strip()}")

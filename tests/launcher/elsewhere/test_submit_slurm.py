@@ -193,3 +193,11 @@ def test_the_time_limit_stops_with_time_to_save_and_the_job_goes_on(desk: Desk) 
     assert said.count("muster stop: stopping") == 2 and "SIGTERM: stopping" not in said, said
     attempts = json.loads(desk.muster("report", "limited", "--json"))["facts"]["attempt"]
     assert attempts == "2"
+
+
+def test_doctor_says_what_the_cluster_lacks(desk: Desk) -> None:
+    found = json.loads(desk.muster("doctor", "--engine", "slurm", "--json"))
+    levels = {one["name"]: one["level"] for one in found["checks"]}
+    assert levels == dict.fromkeys(("commands", "controller", "nodes", "KillWait"), "OK"), found
+    assert "2 of 2 nodes" in desk.muster("doctor", "--engine", "slurm")
+    assert "did you mean 'slurm'" in desk.muster("doctor", "--engine", "slrum", code=2)

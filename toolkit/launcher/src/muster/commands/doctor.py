@@ -29,6 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="also run a small job of 2 hosts through every distribution (at most 90 s)",
     )
+    parser.add_argument(
+        "--engine", metavar="NAME", help="check slurm, kubernetes, batch or hosts for muster submit"
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="print one JSON object, for scripts")
     shape.add_argument(
@@ -41,7 +44,12 @@ def run(args: argparse.Namespace) -> int:
     from muster.commands.doctor_facts import look
 
     facts = look(os.environ)
-    findings = examine(facts)
+    if args.engine:
+        from muster.commands.doctor_engines import checked
+
+        findings = checked(args.engine)
+    else:
+        findings = examine(facts)
     if args.self_test:
         from muster.commands.self_test import self_test
 
