@@ -12,6 +12,8 @@ from muster.types.distribution import Single
 from muster.types.job import Job, Program
 from muster.types.machine import Machine
 
+_ONE_HOST = ("SM_CURRENT_HOST", "CURRENT_HOST", "SM_MASTER_ADDR")
+_SEVERAL_HOSTS = ("SM_HOSTS", "SM_RESOURCE_CONFIG", "SM_TRAINING_ENV")
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"))
 
 
@@ -35,6 +37,28 @@ def exports(job: Job, machine: Machine, program: Program) -> dict[str, str]:
         if job.documents.fixed_parameters.get(name):
             result[name.upper()] = encode(job.documents.fixed_parameters[name])
     return result
+
+
+def by_address(variables: Mapping[str, str], addresses: Mapping[str, str]) -> dict[str, str]:
+    """The variables that name hosts, with their addresses: for names that nobody resolves, since
+    `muster run` made them up. `addresses`: by name."""
+
+    def replaced(value: Any) -> Any:
+        if isinstance(value, str):
+            return addresses.get(value, value)
+        if isinstance(value, list):
+            return [replaced(item) for item in value]
+        if isinstance(value, dict):
+            return {name: replaced(item) for name, item in value.items()}
+        return value
+
+    found = {name: replaced(variables[name]) for name in _ONE_HOST if name in variables}
+    for name in _SEVERAL_HOSTS:
+        try:
+            found[name] = encode(replaced(json.loads(variables[name])))
+        except (KeyError, ValueError):  # the script's own, or in a file, being too large
+            pass
+    return found
 
 
 def encode(value: object) -> str:

@@ -29,6 +29,7 @@ _DONE_WITH = (
     "MUSTER_SHIM",
     "MUSTER_ISOLATION",
     "MUSTER_SOURCE_DIR",
+    "MUSTER_INVENTED_NAMES",
     "MUSTER_DEBUG",
     "MUSTER_SCRIPT_ARGUMENTS",
     "MUSTER_KEEP_SPELLING",
@@ -91,6 +92,8 @@ def environ(
         made["MUSTER_RUN_DIR"] = run_dir
     if secret:
         made["MUSTER_JOB_SECRET"] = secret
+    if engine.nameless:
+        made["MUSTER_INVENTED_NAMES"] = "1"
     if request.hyperparameters:
         made["MUSTER_KEEP_SPELLING"] = "1"
     if request.arguments:

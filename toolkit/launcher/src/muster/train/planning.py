@@ -11,6 +11,7 @@ from muster.run.base.causes import SMALL_SHM_BYTES, more_shared_memory
 from muster.run.channel.messages import shortened
 from muster.train.limits import check_open_files
 from muster.types.distribution import ParameterServer, Single
+from muster.types.environment import CONTRACT, Environment
 from muster.types.errors import ClusterError, ConfigError
 from muster.types.job import Job, Staged
 from muster.types.machine import HostFacts
@@ -24,9 +25,21 @@ SHOWN_HASH = 12  # characters
 def plan_job(job: Job, facts: Sequence[HostFacts], staged: Staged) -> LaunchPlan:
     """Raises ConfigError where hosts disagree, or cannot hold what was asked for."""
     _compare_code(job, facts)
+    if job.settings.invented_names:
+        staged = _by_address(job, facts, staged)
     plan = make_plan(job, facts, staged, _tools(job, staged, facts))
     check_open_files(len(plan.ranks_of(job.cluster.current)) + len(plan.services))
     return plan
+
+
+def _by_address(job: Job, facts: Sequence[HostFacts], staged: Staged) -> Staged:
+    from muster.contract.environ import by_address
+
+    names = [host.name for host in job.cluster.hosts]
+    addresses = {names[one.host_index]: one.address for one in facts}
+    made = by_address(staged.environ, addresses)
+    reason = f"{CONTRACT}: the engine gives no names"
+    return staged._replace(environ=Environment.of(staged.environ).plus(made, reason))
 
 
 def say_plan(job: Job, plan: LaunchPlan, log: Log, mask: Callable[[str], str]) -> None:

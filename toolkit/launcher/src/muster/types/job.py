@@ -71,6 +71,7 @@ class Settings(NamedTuple):
     isolation: str = ""  # of `muster local`, which starts this host; "" elsewhere
     debug: Debug = Debug()  # MUSTER_DEBUG, of `muster local`; without a folder
     source: str = ""  # the user's folder that `muster local` took the code from
+    invented_names: bool = False  # MUSTER_INVENTED_NAMES: `muster run` named the hosts, nobody else
     tf_chief: str = "chief"  # chief | master: what TF_CONFIG calls the first worker
 
 

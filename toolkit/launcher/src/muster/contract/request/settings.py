@@ -208,6 +208,7 @@ _SETTINGS: dict[str, tuple[str, _Reader]] = {  # by the field of Settings
     "isolation": ("MUSTER_ISOLATION", _choice("netns", "process", "docker")),
     "debug": ("MUSTER_DEBUG", _debug),
     "source": ("MUSTER_SOURCE_DIR", _folder),
+    "invented_names": ("MUSTER_INVENTED_NAMES", _flag),
     "tf_chief": ("MUSTER_TF_CHIEF", _choice("chief", "master")),
 }
 VARIABLES = {field: name for field, (name, _) in _SETTINGS.items()}  # of the fields of Settings
