@@ -123,6 +123,7 @@ def test_a_running_job_is_asked_and_stopped_where_it_runs(desk: Desk) -> None:
     assert [row.split()[0] for row in rows] == list(NODES)
     assert "train.py" in desk.muster("stacks", "asked", "--ranks", "1")
     assert "in use by its job" in desk.muster("history", "remove", "asked", "--yes", code=2)
+    assert "is in use by" in desk.submit("asked", "--hosts", "1", "--overwrite", code=2)
     desk.muster("stop", "asked")
     said = desk.muster("submit", "--follow", "asked", code=143)
     assert said.count("saved") == 2 and "stopped, exit code 143" in said
@@ -143,6 +144,7 @@ def test_a_job_that_waits_can_be_cancelled(desk: Desk) -> None:
     desk.submit("waits", "--hosts", "2", "--set", "begin=now+1hour", "--", "stay")
     assert "queued" in desk.muster("submit", "--status", "waits")
     assert "may begin yet" in desk.muster("history", "remove", "waits", code=2)
+    assert "may begin yet" in desk.submit("waits", "--hosts", "1", code=2)
     desk.muster("submit", "--cancel", "waits")
     assert "CANCELLED" in desk.muster("submit", "--status", "waits")
 

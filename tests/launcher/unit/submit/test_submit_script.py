@@ -26,6 +26,8 @@ with open(os.path.join(os.environ["SEEN"], name), "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if name == "squeue":
     print("RUNNING")
+if name == "srun" and "test" in sys.argv:
+    sys.exit(int(os.environ.get("BLIND", "0")))
 if name == "srun" and "run" in sys.argv:
     sys.exit(int(os.environ["CODE"]))
 """
@@ -68,7 +70,7 @@ def test_every_word_arrives_as_it_was_given(tmp_path: Path) -> None:
     made = job(tmp_path)
     made = made._replace(request=made.request._replace(arguments=words))
     code, seen = run_it(tmp_path, made, 0)
-    (given,) = (json.loads(line) for line in (seen / "srun").read_text().splitlines())
+    _, given = (json.loads(line) for line in (seen / "srun").read_text().splitlines())
     assert code == 0
     assert tuple(given[given.index("--") + 1 :]) == words
     assert given[given.index("--output") + 1] == made.run
@@ -87,6 +89,15 @@ def test_a_job_begins_again_where_that_helps(
     found, seen = run_it(tmp_path, made, code, SLURM_RESTART_COUNT=str(restarts))
     assert found == code
     assert (seen / "scontrol").exists() == again
+
+
+def test_nodes_that_do_not_see_the_run_folder_start_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    made = job(tmp_path)
+    code, seen = run_it(tmp_path, made, 0, BLIND="1")
+    assert code == 100 and len((seen / "srun").read_text().splitlines()) == 1
+    assert f"not all nodes see {made.run}: it must be on" in capfd.readouterr().err
 
 
 def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from muster.types.names import TYPED, did_you_mean, listed
 RESERVE_S = 5.0  # from the end of a stop to SIGKILL
 OLDEST_KUBERNETES = (1, 24)  # Indexed Jobs without a feature gate
 SUBMITS = "every `muster submit`"
-ELSEWHERE = "ask whoever runs the cluster"
+ELSEWHERE = "ask the people who run the cluster"
 
 
 def checked(engine: str) -> list[Finding]:

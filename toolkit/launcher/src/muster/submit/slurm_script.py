@@ -48,6 +48,10 @@ stop() {  # the time limit is near, or another job needs the nodes: the ranks ge
 trap stop TERM
 
 rm -f $summary  # of an earlier attempt
+if ! $see; then
+  echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
+  exit 100
+fi
 $run &
 step=$$!
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
@@ -93,11 +97,15 @@ def render(job: Submission) -> str:
     environ = os.path.join(job.run, ENVIRON)
     arguments = run_arguments(job.request, folder.source(job.run), job.run, environ)
     hosts = job.request.hosts
-    step = ["srun", "--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", f"--nodes={hosts}"]
-    step += [f"--ntasks={hosts}", "--ntasks-per-node=1", *muster(job), "run", *arguments]
+    step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
+    # a node that cannot know the job would keep the others waiting for it
+    see = [*step, "--quiet", "test", "-r", secret] if hosts > 1 else ["test", "-r", secret]
+    step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
         exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
-        run=_in_shell(step),
+        run=_in_shell([*step, "run", *arguments]),
+        see=_in_shell(see),
+        folder=shlex.quote(job.run),
         stop=_in_shell([*beside(job, NUMBER), "stop", job.run]),
         retries=job.retries,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),

@@ -137,13 +137,9 @@ def _names(path: str) -> list[str]:
 
 
 def is_over(path: str) -> bool:
-    """Whether no process holds the run's folder any more; then all has been written. Hosts of a
-    submitted job hold a folder each."""
-    paths = [path]
-    if os.path.exists(os.path.join(path, layout.SUBMITTED)):
-        paths += [os.path.join(path, name) for name in _names(path)]
+    """Whether no process holds the run's folder any more; then all has been written."""
     try:
-        return all(runfolder.is_free(one) for one in paths if one == path or is_run(one))
+        return runfolder.is_free(path) and not runfolder.has_busy_hosts(path)
     except OSError:
         return True
 

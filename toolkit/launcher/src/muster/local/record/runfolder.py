@@ -15,8 +15,8 @@ from contextlib import suppress
 
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
-from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE
-from muster.types.run_files import EVENTS
+from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE, SUBMITTED
+from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
 
 OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"
@@ -186,6 +186,7 @@ def _lock(path: str, job: str, overwrite: bool) -> RunFolder:
     """Takes the folder as it is. Raises UsageError and OSError, and then it stays so, unlocked."""
     mark = hold(path)
     try:
+        _refuse_another_engine_s(path, overwrite)
         if not overwrite:
             _refuse_what_was_made(path)
     except (UsageError, OSError):
@@ -218,6 +219,25 @@ def _refuse_what_was_made(path: str) -> None:
             f"{path} is an earlier run and holds {', '.join(found)}",
             "name another folder, or add --overwrite to delete all that is in it",
         )
+
+
+def _refuse_another_engine_s(path: str, overwrite: bool) -> None:
+    """Raises UsageError for a job that was submitted, and runs or may begin yet."""
+    if has_busy_hosts(path):
+        raise UsageError(f"{path} is in use by the job of another engine", "name another folder")
+    submitted, over = (os.path.exists(os.path.join(path, one)) for one in (SUBMITTED, SUMMARY))
+    if submitted and not over and not overwrite:
+        why = f"{path} was submitted to another engine, and the job may begin yet"
+        raise UsageError(why, "name another folder, or add --overwrite")
+
+
+def has_busy_hosts(path: str) -> bool:
+    """Whether hosts of another engine, which hold a folder each, are at work in a run folder."""
+    if not os.path.exists(os.path.join(path, SUBMITTED)):
+        return False
+    hosts = [entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=False)]
+    marked = [host for host in hosts if os.path.exists(os.path.join(host, MARK))]
+    return not all(map(is_free, marked))
 
 
 def is_free(path: str) -> bool:
