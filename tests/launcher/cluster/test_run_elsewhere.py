@@ -142,6 +142,7 @@ def test_torchrun_joins_hosts_without_names(hosts: Hosts) -> None:
     assert written and not [path for path in written if key.encode() in path.read_bytes()]
 
 
+@pytest.mark.promise("E04")
 def test_hosts_without_names_need_a_secret(hosts: Hosts) -> None:
     options = ("--hosts", "2", "--leader", ADDRESSES[4][0])
     (refused,) = ended(start(hosts, 1, *options))
@@ -169,6 +170,7 @@ def test_a_stop_of_one_host_is_the_jobs(hosts: Hosts) -> None:
     assert [code for code, _, _ in ended(*runs)] == [143, 143]
 
 
+@pytest.mark.promise("E04")
 def test_another_number_of_hosts_is_refused(hosts: Hosts) -> None:
     options = ("--host-list", "a,b", "--hosts", "3")
     (refused,) = ended(start(hosts, 0, *options))

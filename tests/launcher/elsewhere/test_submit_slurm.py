@@ -110,6 +110,7 @@ def test_a_job_runs_as_it_was_typed_and_its_record_is_read_afterwards(desk: Desk
     assert not kept["secret"] and not kept["environ.json"]
 
 
+@pytest.mark.promise("E02")
 def test_the_script_s_own_code_is_the_job_s(desk: Desk) -> None:
     said = desk.submit("fails", "--hosts", "2", "--follow", "--", "fail", code=42)
     assert "FAILED n2 rank 1: exit(42)" in said
@@ -131,6 +132,7 @@ def test_a_running_job_is_asked_and_stopped_where_it_runs(desk: Desk) -> None:
     assert sorted((desk.folder / "asked").glob("n?/opt/ml/model/saved"))
 
 
+@pytest.mark.promise("E01")
 def test_a_cancelled_job_was_stopped(desk: Desk) -> None:
     desk.submit("cancelled", "--hosts", "2", "--", "stay")
     desk.wait_for("cancelled", "stays")
@@ -149,6 +151,7 @@ def test_a_job_that_waits_can_be_cancelled(desk: Desk) -> None:
     assert "CANCELLED" in desk.muster("submit", "--status", "waits")
 
 
+@pytest.mark.promise("E06")
 def test_who_stops_looking_does_not_end_the_job(desk: Desk) -> None:
     watcher = desk.start(
         *("submit", "train.py", "--on", "slurm", "--output", "goes-on", "--hosts", "2"),
@@ -170,6 +173,7 @@ def test_who_stops_looking_does_not_end_the_job(desk: Desk) -> None:
         (("--set", "frobnicate=1"), "unrecognized option '--frobnicate=1'"),
     ],
 )
+@pytest.mark.promise("E05")
 def test_what_slurm_refuses_is_told_and_leaves_nothing(
     desk: Desk, words: tuple[str, ...], said: str
 ) -> None:
@@ -178,6 +182,7 @@ def test_what_slurm_refuses_is_told_and_leaves_nothing(
 
 
 @pytest.mark.long
+@pytest.mark.promise("E03")
 def test_the_time_limit_stops_with_time_to_save_and_the_job_goes_on(desk: Desk) -> None:
     limits = ["--set", "time=1", "--grace", "5", "--retries", "1"]
     desk.submit("limited", "--hosts", "2", *limits, "--", "stay")

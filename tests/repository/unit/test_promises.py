@@ -17,7 +17,7 @@ LATER = {"F45", "F46"}
 
 def promised() -> set[str]:
     """The ids in the first column of the page's tables."""
-    cells = re.findall(r"^\| ([FBHS]\d\d(?: [FBHS]\d\d)*) \|", PAGE.read_text(), re.MULTILINE)
+    cells = re.findall(r"^\| ([FBHSE]\d\d(?: [FBHSE]\d\d)*) \|", PAGE.read_text(), re.MULTILINE)
     return {name for cell in cells for name in cell.split()}
 
 
@@ -27,7 +27,7 @@ def marked(path: Path) -> Iterator[str]:
         if isinstance(node, ast.Call) and ast.unparse(node.func) in CALLS:
             for argument in node.args:
                 if isinstance(argument, ast.Constant) and isinstance(argument.value, str):
-                    yield from re.findall(r"^[FBHS]\d\d$", argument.value)
+                    yield from re.findall(r"^[FBHSE]\d\d$", argument.value)
 
 
 @functools.cache

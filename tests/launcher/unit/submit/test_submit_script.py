@@ -91,6 +91,7 @@ def test_a_job_begins_again_where_that_helps(
     assert (seen / "scontrol").exists() == again
 
 
+@pytest.mark.promise("E04")
 def test_nodes_that_do_not_see_the_run_folder_start_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
