@@ -127,6 +127,11 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def poll(self) -> int | None:
+        """The exit code, None where it has not ended."""
+        self.returncode = self._server.code(self.pid, 0)
+        return self.returncode
+
     def wait(self, limit_s: float = START_S) -> int:
         """The exit code. Raises subprocess.TimeoutExpired."""
         self.returncode = self._server.code(self.pid, limit_s)
