@@ -84,33 +84,23 @@ def test_the_example_learns_what_its_page_says(whole: str) -> None:
     assert float(accuracy) >= int(percent) / 100
 
 
-def test_torchrun_goes_on_from_mpiruns_checkpoint_and_both_take_the_same_steps(
-    run: Run, whole: str, tmp_path: Path
-) -> None:
-    kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
-    first = run(UNDER_MPIRUN, "--checkpoint", kept, steps=FEW, checkpoints=folder)
-    assert losses(ended_well(first, JOB_S).out) == {FEW: losses(whole)[FEW]}
-    second = run(BY_ITS_NAME, "--checkpoint", kept, steps=MORE, checkpoints=folder)
-    assert losses(ended_well(second, JOB_S).out) == {MORE: losses(whole)[MORE]}
-
-
-# the second is a job of torchrun
-@pytest.mark.parametrize("how", [UNDER_MPIRUN, CUT], ids=["mpirun", "a stage of two"])
-def test_the_rank_that_fails_is_named_with_its_own_error(run: Run, how: str) -> None:
-    begun = run(how, **{"fail-step": 3})
+def fails_on_purpose(begun: LocalRun) -> dict[int, str]:
+    """Waits for the end of a job whose rank 1 raises, and is named; the losses until then."""
     result = begun.wait(JOB_S)
     assert result.code == 1, result.err[-5000:]
     assert "FAILED algo-2 rank 1: ValueError: broken on purpose" in result.err.splitlines()
     begun.check_nothing_left()
+    return losses(result.out)
 
 
-def test_what_is_not_there_yet_is_refused_before_anything_is_trained(run: Run) -> None:
-    begun = run(asked(TORCH, tensor_parallel_degree=2))
-    result = begun.wait(JOB_S)
-    assert result.code == 1
-    assert "tensor_parallel_degree is 2, which comes with a later release" in result.err
-    assert not losses(result.out)
-    begun.check_nothing_left()
+def test_torchrun_goes_on_where_a_rank_under_mpirun_failed_and_is_named_and_steps_are_the_same(
+    run: Run, whole: str, tmp_path: Path
+) -> None:
+    kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
+    first = run(UNDER_MPIRUN, "--checkpoint", kept, checkpoints=folder, **{"fail-step": FEW + 3})
+    assert fails_on_purpose(first) == {FEW: losses(whole)[FEW]}
+    second = run(BY_ITS_NAME, "--checkpoint", kept, steps=MORE, checkpoints=folder)
+    assert losses(ended_well(second, JOB_S).out) == {MORE: losses(whole)[MORE]}
 
 
 def test_two_pipelines_over_two_hosts_learn_what_two_whole_models_learn(
@@ -134,14 +124,16 @@ def test_parameters_cut_over_two_hosts_learn_what_whole_ones_learn(run: Run, who
     assert float(losses(out)[FEW]) == pytest.approx(float(losses(whole)[FEW]), abs=0.02)
 
 
-def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint(run: Run, tmp_path: Path) -> None:
+def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint_when_a_stage_failed(
+    run: Run, tmp_path: Path
+) -> None:
     kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
-    cut = asked(MPI, partitions=2)
-    first = run(cut, "--checkpoint", kept, steps=MORE, checkpoints=folder)
-    at_once = losses(ended_well(first, JOB_S).out)
+    first = run(CUT, "--checkpoint", kept, checkpoints=folder, **{"fail-step": MORE + 3})
+    at_once = fails_on_purpose(first)
     assert list(at_once) == [FEW, MORE]
     back_to(FEW, tmp_path / "kept")
-    second = run(cut, "--checkpoint", kept, steps=MORE, checkpoints=folder)
+    under_mpirun = asked(MPI, partitions=2)
+    second = run(under_mpirun, "--checkpoint", kept, steps=MORE, checkpoints=folder)
     found = losses(ended_well(second, JOB_S).out)
     assert list(found) == [MORE]
     assert float(found[MORE]) == pytest.approx(float(at_once[MORE]), abs=0.02)

@@ -19,7 +19,7 @@ import pytest
 
 HERE = Path(__file__).resolve().parent
 CORE = HERE.parents[2] / "toolkit" / "parallel" / "csrc"
-COMPILING = ("-std=c11", "-g", "-O1", f"-I{CORE}", "-Dmmap=driver_mmap", "-Dmunmap=driver_munmap",
+COMPILING = ("-std=c11", "-g1", "-O1", f"-I{CORE}", "-Dmmap=driver_mmap", "-Dmunmap=driver_munmap",
              "-Dprocess_vm_readv=driver_readv")  # fmt: skip
 # what the system says of a processor with each instruction set (csrc/kernels/isa_choose.c)
 ISA_FLAGS = {

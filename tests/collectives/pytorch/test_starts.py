@@ -71,9 +71,10 @@ def test_without_a_core_on_one_rank_all_use_gloo_and_one_line_says_why_and_the_f
     path = tmp_path / "core.so"
     if core == "no library":
         path.write_text("text")
-    ends = run_script(
-        ["-c", ONE_SUM], 2, environ_of=({}, {"COLLECTIVES_CORE": str(path)}), limit_s=TEST_S / 2
-    )
+    script = tmp_path / "one_sum.py"
+    script.write_text(ONE_SUM)
+    given = ({}, {"COLLECTIVES_CORE": str(path)})
+    ends = run_script([str(script)], 2, environ_of=given, limit_s=TEST_S / 2)
     assert [end.code for end in ends] == [0, 0], ends
     [line] = [line for end in ends for line in end.err.splitlines() if "core" in line]
     assert line.startswith("rank 1 cannot take part: "), line

@@ -1,7 +1,12 @@
-"""Ranks of one job as real processes: started together, ended for sure, their words read back."""
+"""Ranks of one job as real processes: started together, ended for sure, their words read back.
+
+They are forks of a process that has imported what they import (tests/support/forkserver.py), where
+nothing but variables of the collectives tells them from each other.
+"""
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -13,14 +18,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Union
 
+from tests.support.forkserver import Forked, ForkServer
 from tests.support.waiting import wait_until, within
 
 CHECKOUT = Path(__file__).resolve().parents[3]
 SOURCES = CHECKOUT / "toolkit" / "parallel" / "src"
 JOB_S = within(100.0)
 _NOTHING: Mapping[str, str] = {}
+_IMPORTS = ("muster_collectives.core", "numpy")  # 0.15 s of a processor
+Process = Union[Forked, "subprocess.Popen[bytes]"]
 
 
 class End(NamedTuple):
@@ -36,7 +44,7 @@ class End(NamedTuple):
 class Job:
     """The processes of a job. `folder` is its store; ranks write marks there for the test."""
 
-    def __init__(self, folder: Path, processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    def __init__(self, folder: Path, processes: Sequence[Process]) -> None:
         self.folder = folder
         self.processes = processes
 
@@ -74,7 +82,7 @@ class Job:
         err = (self.folder / f"err-{rank}").read_text(errors="replace")
         last = out.strip().rpartition("\n")[2]
         said = json.loads(last) if last.startswith("{") else None
-        return End(rank, self.processes[rank].returncode, said, out, err)
+        return End(rank, self.processes[rank].wait(1.0), said, out, err)
 
     def _words(self) -> str:
         parts = [path.name + ": " + path.read_text(errors="replace")[-1500:]
@@ -101,14 +109,18 @@ def job(
     with tempfile.TemporaryDirectory(prefix="collectives-job-") as name:
         folder = Path(name)
         folder.chmod(0o777)  # ranks may be other users
-        processes = []
+        processes: list[Process] = []
+        plain = python == sys.executable and all(
+            name.startswith("COLLECTIVES_") for name in environ
+        )
         try:
             for rank in range(ranks):
                 given = _environ(folder, rank, ranks, environ)
                 if nodes:
                     given["COLLECTIVES_NODE"] = nodes[rank]
-                words = [*prefix(rank), python]
-                processes.append(_start(worker, arguments, folder, rank, given, words))
+                before = prefix(rank)
+                begin = None if plain and not before else [*before, python]
+                processes.append(_start(worker, arguments, folder, rank, given, begin))
             yield Job(folder, processes)
         finally:
             _end_all(processes)
@@ -137,17 +149,26 @@ def _environ(folder: Path, rank: int, ranks: int, more: Mapping[str, str]) -> di
 
 def _start(
     worker: str, arguments: Sequence[str], folder: Path, rank: int, environ: Mapping[str, str],
-    begin: Sequence[str],
-) -> subprocess.Popen[bytes]:  # fmt: skip
-    argv = [*begin, "-m", f"tests.collectives.{worker}", *arguments]
-    with (folder / f"out-{rank}").open("wb") as out, (folder / f"err-{rank}").open("wb") as err:
+    begin: Sequence[str] | None,
+) -> Process:  # fmt: skip
+    """`begin`: the words before the worker's module; None for a fork."""
+    argv = ["-m", f"tests.collectives.{worker}", *arguments]
+    says, complains = folder / f"out-{rank}", folder / f"err-{rank}"
+    if begin is None:
+        return _server().start(argv, environ, says, complains)
+    with says.open("wb") as out, complains.open("wb") as err:
         return subprocess.Popen(
-            argv, env=environ, cwd=CHECKOUT, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-            start_new_session=True,
+            [*begin, *argv], env=environ, cwd=CHECKOUT, stdin=subprocess.DEVNULL,
+            stdout=out, stderr=err, start_new_session=True,
         )  # fmt: skip
 
 
-def _end_all(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+@functools.cache
+def _server() -> ForkServer:
+    return ForkServer(_environ(CHECKOUT, 0, 1, {}), *_IMPORTS)
+
+
+def _end_all(processes: Sequence[Process]) -> None:
     """Each rank leads a session of its own, so that its children are ended with it."""
     for process in processes:
         try:

@@ -129,7 +129,7 @@ def run_script(
     environ: Mapping[str, str] | None = None,
     environ_of: Sequence[Mapping[str, str]] = (),
     limit_s: float = LIMIT_S,
-    fresh: bool = True,
+    fresh: bool = False,
 ) -> list[Ended]:
     """`python argv` as `size` ranks on this host; `environ_of[rank]` is for one of them. Nothing of
     them is left afterwards."""

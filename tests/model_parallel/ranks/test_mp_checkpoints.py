@@ -67,21 +67,30 @@ def trains(folder: str, first: int, last: int, mode: str, act: str) -> list[floa
     return losses
 
 
+# ranks that walk a set of names in one order each would not stay together
+SEEDS = [{"PYTHONHASHSEED": "1"}, {"PYTHONHASHSEED": "2"}]
+
+
+def hashed() -> int:
+    return hash("a name")
+
+
+def test_ranks_of_the_resumed_jobs_hash_names_in_a_way_each() -> None:
+    first, second = results(run_ranks(hashed, 2, env_of=SEEDS))
+    assert first != second
+
+
 @pytest.mark.parametrize("mode", ["partial", "full"])
 @pytest.mark.parametrize("count", [1, 2])
 def test_a_resumed_job_takes_the_same_steps_to_the_bit(
     tmp_path: Path, mode: str, count: int
 ) -> None:
     folder = str(tmp_path / "checkpoints")
-    # ranks that walk a set of names in one order each would not stay together
-    fresh = mode == "full" and count == 2
-    seeds = [{"PYTHONHASHSEED": str(rank + 1)} for rank in range(count)]
 
     def run(*arguments: object) -> list[list[float]]:
-        ends = run_ranks(
-            trains, count, arguments=arguments, parameters=PARAMETERS, env_of=seeds, fresh=fresh
+        return results(
+            run_ranks(trains, count, arguments=arguments, parameters=PARAMETERS, env_of=SEEDS)
         )
-        return results(ends)
 
     whole = run("", 1, 6, mode, "")
     before = run(folder, 1, 3, mode, "saves")

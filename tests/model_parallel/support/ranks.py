@@ -69,8 +69,8 @@ def run_ranks(
 
     arguments: JSON values for the function, texts for a script's sys.argv. parameters: what the
     launcher would send (SM_HP_MP_PARAMETERS); none are sent where it is None. env_of: by rank.
-    A PYTHONPATH in `env` goes before that of the tests.
-    fresh: each rank is an interpreter of its own, with its own order of sets, in place of a fork.
+    A PYTHONPATH in `env` goes before that of the tests; a PYTHONHASHSEED is that of the rank.
+    fresh: each rank is an interpreter of its own in place of a fork.
     imports: modules that ranks are forked with, beside those of torch.
     Raises AssertionError naming the ranks that had not ended after limit_s seconds, with what all
     of them said; those are killed.
@@ -160,8 +160,10 @@ def _environ(
 
 
 @functools.cache
-def _server(path: str, imports: tuple[str, ...]) -> ForkServer:
-    return ForkServer({**_environ(1, None, {}), "PYTHONPATH": path}, *TORCH, *imports)
+def _server(path: str, seed: str, imports: tuple[str, ...]) -> ForkServer:
+    """`seed`: of hashes, "" for any."""
+    own = {"PYTHONPATH": path, **({"PYTHONHASHSEED": seed} if seed else {})}
+    return ForkServer({**_environ(1, None, {}), **own}, *TORCH, *imports)
 
 
 def _start(
@@ -175,7 +177,8 @@ def _start(
     own = {"RANK": str(rank), "LOCAL_RANK": str(rank), RESULT: str(folder / f"result-{rank}")}
     given, out, err = {**own, **environ}, folder / f"out-{rank}", folder / f"err-{rank}"
     if not fresh:
-        return _server(given["PYTHONPATH"], imports).start(words, given, out, err)
+        server = _server(given["PYTHONPATH"], given.get("PYTHONHASHSEED", ""), imports)
+        return server.start(words, given, out, err)
     with open(out, "wb") as says, open(err, "wb") as complains:
         return subprocess.Popen(
             [sys.executable, *words], env=given, stdin=subprocess.DEVNULL,

@@ -112,7 +112,9 @@ def test_sync_equals_one_process_on_the_mean_gradient(
     made.variables["PARAMETER_SERVER_TRANSPORT"] = transport
     path = script(tmp_path, WORKER)
     files = [tmp_path / f"rank{rank}.pt" for rank in range(2)]
-    workers = [made.worker(path, rank, name, str(file)) for rank, file in enumerate(files)]
+    workers = [
+        made.worker_without_input(path, rank, name, str(file)) for rank, file in enumerate(files)
+    ]
     for worker in workers:
         ended = made.ended(worker)
         assert ended.code == 0, ended.output

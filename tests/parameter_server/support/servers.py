@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, Union
 
 import pytest
 
-from tests.support.forkserver import Forked, ForkServer
+from tests.support.forkserver import TORCH, Forked, ForkServer
 from tests.support.ports import free_ports
 from tests.support.waiting import wait_until, within
 
@@ -89,11 +89,11 @@ Process = Union[Forked, "subprocess.Popen[bytes]"]
 
 @functools.cache
 def _torch() -> ForkServer:
-    return ForkServer({**os.environ, "OMP_NUM_THREADS": "1"}, "torch")
+    return ForkServer({**os.environ, "OMP_NUM_THREADS": "1"}, *TORCH)
 
 
 class Servers(Places):
-    """Server processes: forks of one that has imported torch."""
+    """Server processes: forks of one that has imported torch, and what comes with optimizers."""
 
     def __init__(self, folder: Path, servers: int, workers: int, key: str = KEY) -> None:
         super().__init__(servers, workers, key)
@@ -102,10 +102,12 @@ class Servers(Places):
         self.servers = [self._serve(number) for number in range(servers)]
 
     def _serve(self, number: int) -> Forked:
+        return self._forked(["-m", "muster_parameter_server"], PARAMETER_SERVER_INDEX=str(number))
+
+    def _forked(self, argv: Sequence[str], **more: str) -> Forked:
         log = self._folder / f"process-{len(self._running)}.log"
         log.touch()
-        environ = self._environ(PARAMETER_SERVER_INDEX=str(number))
-        process = _torch().start(["-m", "muster_parameter_server"], environ, log)
+        process = _torch().start(argv, self._environ(**more), log)
         self._running.append((process, log))
         return process
 
@@ -126,6 +128,10 @@ class Servers(Places):
 
     def worker(self, script: Path, rank: int, *arguments: str) -> subprocess.Popen[bytes]:
         return self.start([sys.executable, str(script), *arguments], RANK=str(rank))
+
+    def worker_without_input(self, script: Path, rank: int, *arguments: str) -> Forked:
+        """A fork, as servers are."""
+        return self._forked([str(script), *arguments], RANK=str(rank))
 
     def output(self, process: Process) -> str:
         return next(log for one, log in self._running if one is process).read_text()

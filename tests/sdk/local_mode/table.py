@@ -151,7 +151,7 @@ def _muster(hosts: int) -> Iterator[Case]:
         "parameter_server": ({"distribution": "parameter_server"}, hosts, ""),
         "smp": (
             {"distribution": {"smdistributed": MODEL_PARALLEL, "torch_distributed": ON},
-             "processes_per_host": 2}, 2 * hosts, "",
+             "processes_per_host": 2 // hosts}, 2, "",
         ),
     }.items():  # fmt: skip
         request = _trainer(hosts, entry, {"class": "Muster", "arguments": arguments})

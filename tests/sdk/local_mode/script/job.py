@@ -1,8 +1,9 @@
 """The training script of these jobs: every rank says who it is, and adds 1 to a sum over all.
 
 With RANK it adds through torch.distributed on gloo, or through the parameter servers where it has
-some, or through a step of smdistributed.modelparallel where the job has its parameters; under an
-mpirun that gives no RANK (the SDK's own) through mpi4py; otherwise it is alone.
+some, or through a step of smdistributed.modelparallel where the job has its parameters; where the
+option is mpi, or under an mpirun that gives no RANK (the SDK's own), through mpi4py; otherwise it
+is alone.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ def summed() -> tuple[int, int, int]:
         return served()
     if "SM_HP_MP_PARAMETERS" in os.environ:
         return stepped()
-    if "RANK" in os.environ:
+    asked = json.loads(os.environ.get("SM_FRAMEWORK_PARAMS", "{}"))
+    if "RANK" in os.environ and not asked.get("sagemaker_mpi_enabled"):
         import torch
         import torch.distributed as dist
 
@@ -32,8 +34,10 @@ def summed() -> tuple[int, int, int]:
     if "OMPI_COMM_WORLD_SIZE" in os.environ:
         from mpi4py import MPI
 
-        everybody = MPI.COMM_WORLD
-        return everybody.rank, everybody.size, everybody.allreduce(1)
+        rank, world = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+        if "RANK" in os.environ:
+            assert (os.environ["RANK"], os.environ["WORLD_SIZE"]) == (str(rank), str(world))
+        return rank, world, MPI.COMM_WORLD.allreduce(1)
     return 0, 1, 1
 
 
