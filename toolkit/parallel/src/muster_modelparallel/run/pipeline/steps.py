@@ -32,7 +32,14 @@ from muster_modelparallel.run.pipeline.protocols import (
     PreparedCall,
     Tensors,
 )
-from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall, SuspendedCalls
+from muster_modelparallel.run.pipeline.suspended import (
+    AbandonedError,
+    Ended,
+    Modes,
+    StraightCall,
+    SuspendedCall,
+    SuspendedCalls,
+)
 from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
 from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -46,6 +53,7 @@ _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
 _FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
+_LARGE = 1 << 18  # bytes of a message that is worth a thread: in a node smaller ones do not wait
 MEASURED_STEPS = 20
 _waves = functools.lru_cache(maxsize=64)(in_waves)
 
@@ -70,6 +78,11 @@ class CutSteps:
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
+        self._tasks: Sequence[Task] = ()
+        self._due: list[int] = []  # outputs that all ranks get without a word
+        self._wanted: set[int] = set()  # those that were delivered in this step
+        self._is_straight = False  # functions of this step run on this thread
+        self._modes = Modes.now()
         self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
@@ -99,11 +112,13 @@ class CutSteps:
         tasks = [
             Task(
                 Microbatch(index, len(calls)),
-                self._suspended.begin(self._body(function, call)),
+                body := functools.partial(function, *call.args, **call.kwargs),
+                self._suspended.begin(functools.partial(self._whole, body)),
                 self.draw(index),
             )
             for index, call in enumerate(calls)
         ]
+        self._modes, self._is_straight, self._wanted = Modes.now(), False, set()
         key = (getattr(function, "__code__", function), *modes)  # closures are made anew
         habit = self._habits.get(key)
         try:
@@ -157,12 +172,16 @@ class CutSteps:
     def backward(
         self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
     ) -> None:
-        """Backward is to start from these; on ranks without the last stage it does nothing."""
+        """Backward is to start from these, on the rank with the last stage."""
         task = self._current
         assert task is not None
-        if self._place == self._last_place:
-            task.roots += tensors
-            task.seeds += grads
+        task.roots += tensors
+        task.seeds += grads
+
+    @property
+    def has_last(self) -> bool:
+        """Whether this rank has the last stage."""
+        return self._place == self._last_place
 
     @property
     def _model(self) -> CutModel:
@@ -182,40 +201,90 @@ class CutSteps:
     # What a task says is put together over all ranks before anybody acts on it, so that ranks never
     # wait for messages that others do not send.
 
-    def _body(self, function: Callable[..., Any], call: Call) -> Callable[[SuspendedCall], Any]:
-        def run(_: SuspendedCall) -> Any:
-            return map_tensors(fetched, function(*call.args, **call.kwargs))
+    def _whole(self, function: Callable[[], Any]) -> Any:
+        """All of a step function: what it returns has its values."""
+        task, value = self._current, function()
+        assert task is not None
+        task.has_returned = True
+        return map_tensors(fetched, value)
 
-        return run
-
-    def _go(self, task: Task, answer: Any = None) -> None:
-        """Lets the step function run to where it stops next."""
+    def _enter(self, task: Task) -> None:
+        """Its function is to run now."""
         self._session.microbatch = task.microbatch
         self._current = task
         if not isinstance(task.said, Want):
             task.stream.unit(_FUNCTION + task.segment)
             task.segment += 1
-        task.said = task.call.go_on(answer)
+
+    def _leave(self) -> None:
         self._session.microbatch = None
         self._current = None
+
+    def _go(self, task: Task, answer: Any = None) -> None:
+        """Lets the step function run to where it stops next."""
+        assert isinstance(task.call, SuspendedCall)
+        self._enter(task)
+        task.said = task.call.go_on(answer)
+        self._leave()
         if isinstance(task.said, ModelCall):
             task.model_call = task.said
+
+    def is_known(self, stage: int, task: Task) -> bool:
+        """Whether the stage's work in that task may be prepared now. A function that runs straight
+        is not begun for it, unless what comes is so large that a thread costs less than to wait."""
+        if not self._is_straight or task.said is not None:
+            return True
+        last = self._installed[-1:]
+        return any(sum(meta.bytes for meta in one.stages[stage].receives) > _LARGE for one in last)
+
+    def around(self, task: Task, forward: Callable[[], None]) -> None:
+        """Calls `forward` at the function's call of the model: in it, where it runs straight."""
+        if not self._is_straight or task.said is not None:
+            forward()
+            return
+        answer = functools.partial(self._answered, task, forward)
+        task.call = StraightCall(task.function, answer)
+        self._enter(task)
+        try:
+            task.said = task.call.run()
+        except AbandonedError:  # it called the model again, which is said to all ranks in the end
+            return
+        self._leave()
+        if not task.calls:
+            raise self._not_called()
+
+    def _answered(self, task: Task, forward: Callable[[], None], question: Any) -> Any:
+        """What a function that runs straight asks, which waits meanwhile."""
+        task.said = question
+        self._leave()
+        with self._modes.held():
+            if isinstance(question, Want):
+                self._to_its_end(task)
+            elif task.calls:
+                raise AbandonedError
+            else:
+                task.model_call, task.calls = question, 1
+                self._prepare(task)
+                forward()
+                if not self.has_last:
+                    task.answer = self._output(task)
+        self._enter(task)
+        return task.answer
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Habit:
         """Each microbatch goes through all stages before the next one begins, whatever the step
         function does; so one learns what it does."""
-        first, counts, backward, wanted = 0, set[int](), False, set[int]()
+        first, counts, backward = 0, set[int](), False
         for task in tasks:
             self._go(task)
-            agreed, _ = self._agree([task])
+            agreed = self._agree([task])
             while agreed.called:
                 number = first + task.calls
                 task.calls += 1
                 self._prepare(task)
                 self._run(self._schedule(1), {number: task}, _FORWARD, number)
                 self._hand_over([task])
-                agreed, more = self._agree([task])
-                wanted |= more
+                agreed = self._agree([task])
             if agreed.backward:
                 backward = True
                 for number in reversed(range(first, first + task.calls)):
@@ -223,25 +292,43 @@ class CutSteps:
             self._pipeline.clear()
             first += task.calls
             counts.add(task.calls)
-        return Habit(counts.pop() if len(counts) == 1 else None, backward, frozenset(wanted))
+        reads = any(task.reads for task in tasks)
+        calls = counts.pop() if len(counts) == 1 else None
+        return Habit(calls, backward, frozenset(self._wanted), reads)
 
     def _as_pipeline(self, tasks: Sequence[Task], habit: Habit) -> Habit:
         """All microbatches in the order of the schedule."""
         by_number = dict(enumerate(tasks))
         grad = torch.is_grad_enabled()
+        self._is_straight = self._stages.rank_of.count(self._place) == 1 and (
+            self.has_last or not habit.reads
+        )
+        self._tasks, self._due = tasks, sorted(habit.wanted)
         if habit.backward and grad:
             schedule = self._stages.schedule(len(tasks))
             self._run(schedule, by_number, frozenset(Kind), 0, ends_step=True)
         else:
             schedule = self._schedule(len(tasks))
             self._run(schedule, by_number, _FORWARD, 0)
-        self._hand_over(tasks, habit.wanted)
-        agreed, wanted = self._agree(tasks)
+        self._hand_over(tasks)
+        agreed = self._agree(tasks)
         if agreed.called:
             raise self._called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
             self._run(schedule, by_number, _BACKWARD, 0, ends_step=True)
-        return Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
+        reads = habit.reads or any(task.reads for task in tasks)
+        return Habit(1, habit.backward or agreed.backward, habit.wanted | self._wanted, reads)
+
+    def _to_its_end(self, task: Task) -> None:
+        """A function that runs straight reads what is not there yet, as it never did. All the rest
+        of the schedule comes first, with later functions on threads, which stop there as well."""
+        task.reads = True
+        if self._is_straight:
+            self._is_straight = False
+            self._pipeline.go_on()
+            self._hand_over(self._tasks)
+        agreed = self._exchange.said(self._tasks, self._model.is_stray)
+        self._deliver(self._tasks, agreed.wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
         """All forwards, then all backwards: between the two the ranks can agree whether there is
@@ -270,21 +357,20 @@ class CutSteps:
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
         self._final = _last_backward(schedule, self._place) if ends_step else None
-        call = self.begun(next(iter(tasks.values()))).model_call
-        assert call is not None
+        some = next(iter(tasks.values()))
         offload = self._session.offload
         horizon = offload.horizon if offload else 0
-        self._pipeline.run(schedule, works, kinds, first, call.grad, horizon)
+        self._pipeline.run(
+            schedule, works, kinds, first,
+            lambda: some.model_call is not None and some.model_call.grad, horizon,
+        )  # fmt: skip
 
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
         if task.prepared is None:
             self._go(task)
             if not isinstance(task.said, ModelCall):
-                raise StepError(
-                    "the step function did not call the model in a microbatch, but did before",
-                    "call the model once for each microbatch, in every step",
-                )
+                raise self._not_called()
             task.calls = 1
             self._prepare(task)
         return task
@@ -333,15 +419,32 @@ class CutSteps:
         places = task.outputs[len(task.outputs) - len(found) :]
         for place, tensor in zip(places, found, strict=True):
             place.keep(tensor)
-        self._go(task, output)
+        task.answer = output
+        if isinstance(task.call, SuspendedCall):
+            self._go(task, output)
 
-    def _hand_over(self, tasks: Sequence[Task], wanted: frozenset[int] = frozenset()) -> None:
-        """Ranks without the last stage get the outputs, and go on."""
-        self._deliver(tasks, sorted(wanted))
-        if self._place == self._last_place:
+    def _hand_over(self, tasks: Sequence[Task]) -> None:
+        """Ranks without the last stage get the outputs that are due, and go on."""
+        due, self._due = self._due, []
+        self._deliver(tasks, due)
+        if self.has_last:
             return
         for task in tasks:
-            self._go(task, self._output(task))
+            if isinstance(task.said, ModelCall) and isinstance(task.call, SuspendedCall):
+                self._go(task, self._output(task))
+            elif isinstance(task.said, Ended):
+                self._fill(task, functools.partial(lambda value: value, task.said.value))
+
+    def _fill(self, task: Task, returned: Callable[[], Any]) -> None:
+        """What a function that has run straight returned gets its values, as those that wait."""
+        self._current, task.said = task, None
+        straight = StraightCall(functools.partial(self._whole, returned), _refused)
+        try:
+            task.said = straight.run()
+            self._leave()
+        except AbandonedError:  # not all of them are due
+            task.call = self._suspended.begin(functools.partial(self._whole, returned))
+            self._go(task)
 
     def _output(self, task: Task) -> Any:
         prepared = task.prepared
@@ -360,6 +463,7 @@ class CutSteps:
 
         def fetch() -> torch.Tensor:
             if output.tensor is None:
+                task.reads |= not task.has_returned
                 if self._current is not task:
                     raise StepError(
                         "an output of the model was read after the step in which it was made",
@@ -372,34 +476,39 @@ class CutSteps:
 
         return output.tensor if output.tensor is not None else Undelivered.of(output.meta, fetch)
 
-    def _agree(self, tasks: Sequence[Task]) -> tuple[Agreed, set[int]]:
+    def _agree(self, tasks: Sequence[Task]) -> Agreed:
         """What all ranks say of these tasks, once everything has been delivered that one of them
-        wants; and what that was. Raises StepError where they do not do the same."""
-        all_wanted: set[int] = set()
+        wants. Raises StepError where they do not do the same."""
         while True:
+            for task in tasks:
+                if isinstance(task.said, Want) and task.outputs[task.said.place].tensor is not None:
+                    self._go(task)
             agreed = self._exchange.said(tasks, self._model.is_stray)
             self.has_stray = agreed.stray
             if not agreed.wanted:
                 break
-            all_wanted.update(agreed.wanted)
             self._deliver(tasks, agreed.wanted)
-            for task in tasks:
-                if isinstance(task.said, Want):
-                    self._go(task)
         if agreed.ended and agreed.called:
             raise StepError(
                 "the step function called the model on some ranks of the pipeline and ended on "
                 "others",
                 "let it depend on its arguments alone, which all ranks have from the first one",
             )
-        return agreed, all_wanted
+        return agreed
 
     def _deliver(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """From the last stage to all ranks."""
+        self._wanted.update(places)
         outputs = [
             task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
         ]
         self._exchange.deliver(outputs, self._last_place)
+
+    def _not_called(self) -> StepError:
+        return StepError(
+            "the step function did not call the model in a microbatch, but did before",
+            "call the model once for each microbatch, in every step",
+        )
 
     def _called_again(self, task: Task) -> StepError:
         return StepError(
@@ -407,6 +516,10 @@ class CutSteps:
             "time, but once in the steps before",
             "make it a step function of its own, or call the model as often in every step",
         )
+
+
+def _refused(question: Any) -> Any:
+    raise AbandonedError
 
 
 def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -34,6 +34,12 @@ class Steps(Protocol):
     def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
         """Around the work of a stage."""
 
+    def is_known(self, stage: int, task: Task) -> bool:
+        """Whether the stage's work in that task may be prepared now."""
+
+    def around(self, task: Task, forward: Callable[[], None]) -> None:
+        """Calls `forward` at the function's call of the model, if it is not there already."""
+
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
 
@@ -47,6 +53,14 @@ class Work:
         self._is_last = is_last
         self._tasks = tasks
         self._due: set[int] = set()  # backward is so near that nothing leaves
+
+    def is_known(self, microbatch: int) -> bool:
+        """Whether what it receives may be asked now."""
+        return self._steps.is_known(self._stage, self._tasks[microbatch])
+
+    def around(self, microbatch: int, forward: Callable[[], None]) -> None:
+        """Calls `forward` where the step function calls the model."""
+        self._steps.around(self._tasks[microbatch], forward)
 
     def soon(self, microbatch: int) -> None:
         """What backward needs comes back, or stays."""
