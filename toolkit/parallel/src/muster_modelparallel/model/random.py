@@ -55,7 +55,10 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
+_seed_cpu = torch.default_generator.manual_seed
+
+
 def _seed(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
+    _seed_cpu(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)

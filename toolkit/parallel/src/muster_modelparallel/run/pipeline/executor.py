@@ -133,7 +133,7 @@ class _Run:
         }
         self._posted: dict[Message, tuple[list[torch.Tensor], list[Any]]] = {}
         self._local: dict[Message, tuple[torch.Tensor, ...]] = {}
-        self._sending: deque[tuple[str, Any, torch.Tensor]] = deque()
+        self._sending: deque[tuple[Callable[[], str], Any, torch.Tensor]] = deque()
         self._horizon = horizon
         self._actions = [action for action in schedule.ranks[place] if action.kind in kinds]
         self._left = iter(enumerate(self._actions))
@@ -221,13 +221,12 @@ class _Run:
             return
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
-        peer = pipeline._ranks[receiver]
         group = pipeline.group(pipeline._place, receiver)
-        what = f"{self._me()} waits to hand {self._words(message)} to rank {peer}"
+        what = partial(self._words, "waits to hand {} to", message, receiver)
         for tensor in tensors:
             data = tensor.detach().contiguous()
             with pipeline._waits.waiting(what):
-                work = dist.isend(data, peer, group=group)
+                work = group.send([data], receiver, 0)
             self._sending.append((what, work, data))
 
     def _take(self, message: Message, metas: Sequence[Meta]) -> tuple[torch.Tensor, ...]:
@@ -240,8 +239,7 @@ class _Run:
                 self._post(sender, self._coming[sender].popleft())
             made, works = self._posted.pop(message)
             self._look_ahead(sender)
-            peer = self._pipeline._ranks[sender]
-            what = f"{self._me()} waits for {self._words(message)} from rank {peer}"
+            what = partial(self._words, "waits for {} from", message, sender)
             with self._pipeline._waits.waiting(what):
                 for work in works:
                     work.wait()
@@ -272,27 +270,25 @@ class _Run:
         number = self._first + message.microbatch
         forward = message.kind is Kind.FORWARD
         metas = work.receives(number) if forward else _grads(work.sends(number))
-        peer = pipeline._ranks[sender]
         made = [
             torch.empty(meta.shape, dtype=meta.dtype, device=pipeline._device) for meta in metas
         ]
         group = pipeline.group(sender, pipeline._place)
-        what = f"{self._me()} begins to receive {self._words(message)} from rank {peer}"
+        what = partial(self._words, "begins to receive {} from", message, sender)
         with pipeline._waits.waiting(what):
-            works = [dist.irecv(tensor, peer, group=group) for tensor in made]
+            works = [group.recv([tensor], sender, 0) for tensor in made]
         self._posted[message] = made, works
 
-    def _me(self) -> str:
-        return f"rank {self._pipeline._ranks[self._pipeline._place]}"
-
-    def _words(self, message: Message) -> str:
+    def _words(self, does: str, message: Message, other_place: int) -> str:
         """For a person who asks what a rank waits for."""
+        ranks = self._pipeline._ranks
         kind = "activations" if message.kind is Kind.FORWARD else "gradients"
         other = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
-        return (
+        done = does.format(
             f"the {kind} of microbatch {self._first + message.microbatch} "
             f"from stage {other} to stage {message.stage}"
         )
+        return f"rank {ranks[self._pipeline._place]} {done} rank {ranks[other_place]}"
 
 
 def _grads(metas: Sequence[Meta]) -> list[Meta]:

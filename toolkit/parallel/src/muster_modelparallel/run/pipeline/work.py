@@ -121,14 +121,20 @@ class Work:
         self._tasks[microbatch].saved.pop((self._stage, microbatch), None)
         self._run(microbatch).forget(self._steps.draw(microbatch))
 
-    @contextmanager
-    def _saving(self, microbatch: int, received: Sequence[torch.Tensor]) -> Iterator[None]:
+    def _saving(
+        self, microbatch: int, received: Sequence[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
         """Inside, what is saved for backward leaves, where that is far enough."""
         stays = microbatch in self._due or not torch.is_grad_enabled()
         saving = None if stays else self._steps.saving(received)
-        with saving or nullcontext() as saved:
-            if saved is not None:
-                self._tasks[microbatch].saved[self._stage, microbatch] = saved
+        return nullcontext() if saving is None else self._kept(microbatch, saving)
+
+    @contextmanager
+    def _kept(
+        self, microbatch: int, saving: AbstractContextManager[SavedTensors]
+    ) -> Iterator[None]:
+        with saving as saved:
+            self._tasks[microbatch].saved[self._stage, microbatch] = saved
             yield
 
     def _run(self, number: int) -> StageRun:
