@@ -321,14 +321,15 @@ class CutSteps:
 
     def _to_its_end(self, task: Task) -> None:
         """A function that runs straight reads what is not there yet, as it never did. All the rest
-        of the schedule comes first, with later functions on threads, which stop there as well."""
+        of the schedule comes first, with later functions on threads: they go on after this one."""
         task.reads = True
         if self._is_straight:
             self._is_straight = False
             self._pipeline.go_on()
-            self._hand_over(self._tasks)
-        agreed = self._exchange.said(self._tasks, self._model.is_stray)
-        self._deliver(self._tasks, agreed.wanted)
+            self._deliver_due(self._tasks)
+        if task.outputs[task.said.place].tensor is None:
+            agreed = self._exchange.said(self._tasks, self._model.is_stray)
+            self._deliver(self._tasks, agreed.wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
         """All forwards, then all backwards: between the two the ranks can agree whether there is
@@ -425,8 +426,7 @@ class CutSteps:
 
     def _hand_over(self, tasks: Sequence[Task]) -> None:
         """Ranks without the last stage get the outputs that are due, and go on."""
-        due, self._due = self._due, []
-        self._deliver(tasks, due)
+        self._deliver_due(tasks)
         if self.has_last:
             return
         for task in tasks:
@@ -480,14 +480,14 @@ class CutSteps:
         """What all ranks say of these tasks, once everything has been delivered that one of them
         wants. Raises StepError where they do not do the same."""
         while True:
-            for task in tasks:
-                if isinstance(task.said, Want) and task.outputs[task.said.place].tensor is not None:
-                    self._go(task)
             agreed = self._exchange.said(tasks, self._model.is_stray)
             self.has_stray = agreed.stray
             if not agreed.wanted:
                 break
             self._deliver(tasks, agreed.wanted)
+            for task in tasks:
+                if isinstance(task.said, Want):
+                    self._go(task)
         if agreed.ended and agreed.called:
             raise StepError(
                 "the step function called the model on some ranks of the pipeline and ended on "
@@ -495,6 +495,10 @@ class CutSteps:
                 "let it depend on its arguments alone, which all ranks have from the first one",
             )
         return agreed
+
+    def _deliver_due(self, tasks: Sequence[Task]) -> None:
+        due, self._due = self._due, []
+        self._deliver(tasks, due)
 
     def _deliver(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """From the last stage to all ranks."""
