@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from muster_modelparallel.errors import SplitError, StepError
-from muster_modelparallel.model.nests import filled, leaves, map_tensors
+from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.clock import StageClock
 from muster_modelparallel.run.pipeline.exchange import Exchange
 from muster_modelparallel.run.pipeline.executor import Pipeline
+from muster_modelparallel.run.pipeline.functions import Functions
 from muster_modelparallel.run.pipeline.protocols import (
     CutModel,
     CutStages,
@@ -36,23 +37,28 @@ from muster_modelparallel.run.pipeline.suspended import (
     AbandonedError,
     Ended,
     Modes,
-    StraightCall,
     SuspendedCall,
-    SuspendedCalls,
 )
-from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
-from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
+from muster_modelparallel.run.pipeline.tasks import (
+    Agreed,
+    Habit,
+    Output,
+    Task,
+    Want,
+    called_again,
+    not_called,
+)
+from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.run.pipeline.work import Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
-from muster_modelparallel.shape.schedule import BACKWARD, Kind, Schedule, in_waves
+from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
 from muster_modelparallel.shape.topology import GroupKind
 
 _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
-_FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
 _LARGE = 1 << 18  # bytes of a message that is worth a thread: in a node smaller ones do not wait
 MEASURED_STEPS = 20
 _waves = functools.lru_cache(maxsize=64)(in_waves)
@@ -69,12 +75,11 @@ class CutSteps:
         self._pipeline = Pipeline(group, mesh.device, waits, mesh.pipeline_back)
         self._exchange = Exchange(mesh, waits)
         self._place = self._exchange.place
-        self._suspended = SuspendedCalls()
+        self._functions = Functions(session)
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
         self._draws: dict[int, Draw] = {}  # of this step
         self._clock = StageClock(MEASURED_STEPS, mesh.device)
-        self._current: Task | None = None
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
@@ -110,10 +115,9 @@ class CutSteps:
         self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
         tasks = [
-            Task(
+            self._functions.task(
                 Microbatch(index, len(calls)),
-                body := functools.partial(function, *call.args, **call.kwargs),
-                self._suspended.begin(functools.partial(self._whole, body)),
+                functools.partial(function, *call.args, **call.kwargs),
                 self.draw(index),
             )
             for index, call in enumerate(calls)
@@ -152,7 +156,7 @@ class CutSteps:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The model's output, for a step function that runs here; called on its thread."""
-        task, model = self._current, self._model
+        task, model = self._functions.current, self._model
         assert task is not None
         modes = Modes.now()
         if not self._stages.is_partitioned and not modes.grad:
@@ -173,7 +177,7 @@ class CutSteps:
         self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
     ) -> None:
         """Backward is to start from these, on the rank with the last stage."""
-        task = self._current
+        task = self._functions.current
         assert task is not None
         task.roots += tensors
         task.seeds += grads
@@ -201,34 +205,6 @@ class CutSteps:
     # What a task says is put together over all ranks before anybody acts on it, so that ranks never
     # wait for messages that others do not send.
 
-    def _whole(self, function: Callable[[], Any]) -> Any:
-        """All of a step function: what it returns has its values."""
-        task, value = self._current, function()
-        assert task is not None
-        task.has_returned = True
-        return map_tensors(fetched, value)
-
-    def _enter(self, task: Task) -> None:
-        """Its function is to run now."""
-        self._session.microbatch = task.microbatch
-        self._current = task
-        if not isinstance(task.said, Want):
-            task.stream.unit(_FUNCTION + task.segment)
-            task.segment += 1
-
-    def _leave(self) -> None:
-        self._session.microbatch = None
-        self._current = None
-
-    def _go(self, task: Task, answer: Any = None) -> None:
-        """Lets the step function run to where it stops next."""
-        assert isinstance(task.call, SuspendedCall)
-        self._enter(task)
-        task.said = task.call.go_on(answer)
-        self._leave()
-        if isinstance(task.said, ModelCall):
-            task.model_call = task.said
-
     def is_known(self, stage: int, task: Task) -> bool:
         """Whether the stage's work in that task may be prepared now. A function that runs straight
         is not begun for it, unless what comes is so large that a thread costs less than to wait."""
@@ -242,33 +218,26 @@ class CutSteps:
         if not self._is_straight or task.said is not None:
             forward()
             return
-        answer = functools.partial(self._answered, task, forward)
-        task.call = StraightCall(task.function, answer)
-        self._enter(task)
-        try:
-            task.said = task.call.run()
-        except AbandonedError:  # it called the model again, which is said to all ranks in the end
-            return
-        self._leave()
+        self._functions.straight(task, functools.partial(self._answered, task, forward))
         if not task.calls:
-            raise self._not_called()
+            raise not_called()
 
     def _answered(self, task: Task, forward: Callable[[], None], question: Any) -> Any:
         """What a function that runs straight asks, which waits meanwhile."""
         task.said = question
-        self._leave()
+        self._functions.leave()
         with self._modes.held():
             if isinstance(question, Want):
                 self._to_its_end(task)
             elif task.calls:
-                raise AbandonedError
+                raise AbandonedError  # which is said to all ranks in the end
             else:
                 task.model_call, task.calls = question, 1
                 self._prepare(task)
                 forward()
                 if not self.has_last:
                     task.answer = self._output(task)
-        self._enter(task)
+        self._functions.enter(task)
         return task.answer
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Habit:
@@ -276,7 +245,7 @@ class CutSteps:
         function does; so one learns what it does."""
         first, counts, backward = 0, set[int](), False
         for task in tasks:
-            self._go(task)
+            self._functions.go(task)
             agreed = self._agree([task])
             while agreed.called:
                 number = first + task.calls
@@ -313,7 +282,7 @@ class CutSteps:
         self._hand_over(tasks)
         agreed = self._agree(tasks)
         if agreed.called:
-            raise self._called_again(tasks[0])
+            raise called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
             self._run(schedule, by_number, _BACKWARD, 0, ends_step=True)
         reads = habit.reads or any(task.reads for task in tasks)
@@ -357,7 +326,7 @@ class CutSteps:
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
-        self._final = _last_backward(schedule, self._place) if ends_step else None
+        self._final = schedule.last_backward(self._place) if ends_step else None
         some = next(iter(tasks.values()))
         offload = self._session.offload
         horizon = offload.horizon if offload else 0
@@ -369,9 +338,9 @@ class CutSteps:
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
         if task.prepared is None:
-            self._go(task)
+            self._functions.go(task)
             if not isinstance(task.said, ModelCall):
-                raise self._not_called()
+                raise not_called()
             task.calls = 1
             self._prepare(task)
         return task
@@ -422,7 +391,7 @@ class CutSteps:
             place.keep(tensor)
         task.answer = output
         if isinstance(task.call, SuspendedCall):
-            self._go(task, output)
+            self._functions.go(task, output)
 
     def _hand_over(self, tasks: Sequence[Task]) -> None:
         """Ranks without the last stage get the outputs that are due, and go on."""
@@ -431,20 +400,9 @@ class CutSteps:
             return
         for task in tasks:
             if isinstance(task.said, ModelCall) and isinstance(task.call, SuspendedCall):
-                self._go(task, self._output(task))
+                self._functions.go(task, self._output(task))
             elif isinstance(task.said, Ended):
-                self._fill(task, functools.partial(lambda value: value, task.said.value))
-
-    def _fill(self, task: Task, returned: Callable[[], Any]) -> None:
-        """What a function that has run straight returned gets its values, as those that wait."""
-        self._current, task.said = task, None
-        straight = StraightCall(functools.partial(self._whole, returned), _refused)
-        try:
-            task.said = straight.run()
-            self._leave()
-        except AbandonedError:  # not all of them are due
-            task.call = self._suspended.begin(functools.partial(self._whole, returned))
-            self._go(task)
+                self._functions.fill(task)
 
     def _output(self, task: Task) -> Any:
         prepared = task.prepared
@@ -464,7 +422,7 @@ class CutSteps:
         def fetch() -> torch.Tensor:
             if output.tensor is None:
                 task.reads |= not task.has_returned
-                if self._current is not task:
+                if self._functions.current is not task:
                     raise StepError(
                         "an output of the model was read after the step in which it was made",
                         "return it from the step function",
@@ -487,7 +445,7 @@ class CutSteps:
             self._deliver(tasks, agreed.wanted)
             for task in tasks:
                 if isinstance(task.said, Want):
-                    self._go(task)
+                    self._functions.go(task)
         if agreed.ended and agreed.called:
             raise StepError(
                 "the step function called the model on some ranks of the pipeline and ended on "
@@ -507,29 +465,3 @@ class CutSteps:
             task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
         ]
         self._exchange.deliver(outputs, self._last_place)
-
-    def _not_called(self) -> StepError:
-        return StepError(
-            "the step function did not call the model in a microbatch, but did before",
-            "call the model once for each microbatch, in every step",
-        )
-
-    def _called_again(self, task: Task) -> StepError:
-        return StepError(
-            f"microbatch {task.microbatch.index}: the step function called the model a second "
-            "time, but once in the steps before",
-            "make it a step function of its own, or call the model as often in every step",
-        )
-
-
-def _refused(question: Any) -> Any:
-    raise AbandonedError
-
-
-def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
-    """Its stage and microbatch, on the rank at that place."""
-    return next(
-        (stage, microbatch)
-        for kind, stage, microbatch in reversed(schedule.ranks[place])
-        if kind in BACKWARD
-    )

@@ -97,3 +97,18 @@ class Task:
     roots: list[torch.Tensor] = field(default_factory=list)
     seeds: list[torch.Tensor | None] = field(default_factory=list)
     saved: dict[tuple[int, int], SavedTensors] = field(default_factory=dict)
+
+
+def not_called() -> StepError:
+    return StepError(
+        "the step function did not call the model in a microbatch, but did before",
+        "call the model once for each microbatch, in every step",
+    )
+
+
+def called_again(task: Task) -> StepError:
+    return StepError(
+        f"microbatch {task.microbatch.index}: the step function called the model a second time, "
+        "but once in the steps before",
+        "make it a step function of its own, or call the model as often in every step",
+    )
