@@ -31,6 +31,8 @@ def members(value: Any) -> list[Any] | None:
     """Those of `parts` without names: every microbatch is taken apart several times."""
     if type(value) in _LEAVES:
         return None
+    if type(value) is dict:
+        return list(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
     if isinstance(value, torch.Tensor) or not isinstance(value, Mapping):

@@ -33,6 +33,9 @@ class Draw:
         digest = hashlib.blake2b(words, digest_size=8).digest()
         object.__setattr__(self, "base", int.from_bytes(digest, "big") & _BITS)
 
+    def __hash__(self) -> int:
+        return self.base
+
     def glue(self, call: int) -> None:
         """From here on draws the glue before that call."""
         _seed((self.base + call) & _BITS)

@@ -50,7 +50,7 @@ from muster_modelparallel.run.pipeline.tasks import (
 )
 from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
-from muster_modelparallel.run.pipeline.work import Work
+from muster_modelparallel.run.pipeline.work import NOTHING, Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
 from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
@@ -367,7 +367,7 @@ class CutSteps:
     def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
         """Around the work of a stage; evaluation is not measured."""
         is_on = self._clock.is_running and torch.is_grad_enabled()
-        return self._clock.measuring(stage, backward) if is_on else nullcontext()
+        return self._clock.measuring(stage, backward) if is_on else NOTHING
 
     def draw(self, number: int) -> Draw:
         if number not in self._draws:

@@ -15,6 +15,8 @@ from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun, Tensors
 from muster_modelparallel.run.pipeline.tasks import Task
 
+NOTHING = nullcontext()
+
 
 class Steps(Protocol):
     """What a stage needs of the step that it works for (`steps.CutSteps`)."""
@@ -127,7 +129,7 @@ class Work:
         """Inside, what is saved for backward leaves, where that is far enough."""
         stays = microbatch in self._due or not torch.is_grad_enabled()
         saving = None if stays else self._steps.saving(received)
-        return nullcontext() if saving is None else self._kept(microbatch, saving)
+        return NOTHING if saving is None else self._kept(microbatch, saving)
 
     @contextmanager
     def _kept(
