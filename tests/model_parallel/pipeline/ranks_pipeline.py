@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -62,6 +62,12 @@ class Stage:
             self.losses[microbatch] = out.square().mean()
             return ()
         return out, number
+
+    def is_known(self, microbatch: int) -> bool:
+        return True
+
+    def around(self, microbatch: int, forward: Callable[[], None]) -> None:
+        forward()
 
     def soon(self, microbatch: int) -> None:
         self.near.add(microbatch)

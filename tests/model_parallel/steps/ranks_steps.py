@@ -8,6 +8,7 @@ from __future__ import annotations
 import copy
 import os
 import tempfile
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -52,6 +53,11 @@ def chain(*more: nn.Module) -> nn.Module:
         nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh(), *copy.deepcopy(more)) for _ in range(6)
     ]
     return nn.Sequential(*layers)
+
+
+class Loss(nn.Module):
+    def forward(self, x):
+        return x.square().mean()
 
 
 def batch(size: int = 8):
@@ -288,6 +294,65 @@ def a_step_that_begins_to_call_backward_does_it() -> None:
         step(model, x, wants)
         if wants:
             (whole(x).sum() / MICROBATCHES).backward()
+    agree(model, whole)
+
+
+def a_step_function_that_reads_no_output_runs_on_the_script_s_own_thread() -> None:
+    model, _ = wrapped(nn.Sequential(chain(), Loss()))
+    seen = []
+
+    @smp.step
+    def step(model, x):
+        seen.append(threading.get_ident())
+        loss = model(x)
+        model.backward(loss)
+        seen.append(threading.get_ident())
+        return loss
+
+    for _ in range(3):
+        seen.clear()
+        step(model, torch.randn(8, WIDTH)).reduce_mean()
+    assert seen == [threading.get_ident()] * 2 * MICROBATCHES
+
+
+def a_step_function_may_begin_to_read_an_output() -> None:
+    """In the middle, where it did not before: microbatches get theirs in order, whether they return
+    it or not, and modes that hold there do not reach the stages."""
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+    read = []
+
+    def looked_at(number, loss):
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            read.append((number, loss.item(), (2 * loss).item()))
+
+    @smp.step
+    def returns(model, x, numbers, reads):
+        loss = model(x)
+        model.backward(loss)
+        if reads:
+            looked_at(int(numbers[0]), loss)
+        return loss
+
+    @smp.step
+    def returns_nothing(model, x, numbers, reads):
+        loss = model(x)
+        model.backward(loss)
+        if reads:
+            looked_at(int(numbers[0]), loss)
+
+    numbers = torch.arange(MICROBATCHES)
+    for step in (returns, returns_nothing):
+        for reads in (False, False, True, False, True):
+            read.clear()
+            x = torch.randn(8, WIDTH)
+            step(model, x, numbers, reads)
+            losses = [whole(one) for one in x.chunk(MICROBATCHES)]
+            (sum(losses) / MICROBATCHES).backward()
+            assert [number for number, _, _ in read] == numbers.tolist() * reads
+            values = torch.tensor([value for _, value, _ in read])
+            torch.testing.assert_close(
+                values, torch.tensor([one.item() for one in losses if reads])
+            )
     agree(model, whole)
 
 
@@ -762,6 +827,8 @@ CHECKS = (
     backward_takes_several_tensors_with_gradients,
     backward_may_be_called_twice_in_a_microbatch,
     a_step_that_begins_to_call_backward_does_it,
+    a_step_function_that_reads_no_output_runs_on_the_script_s_own_thread,
+    a_step_function_may_begin_to_read_an_output,
     evaluation_may_come_before_training,
     what_a_step_function_draws_is_the_same_on_all_ranks,
     a_script_draws_between_steps_what_it_would_draw_without_them,

@@ -41,6 +41,8 @@ class GhostStage:
         exports = {one.path for call in split.calls for one in call.exports}
         self._units = {call.path: modules[call.path] for call in split.calls}
         self._parts = {path: modules[path] for path in exports - self._units.keys()}
+        self._sent = frozenset(split.sent(stage))
+        self._senders = frozenset(source.owner for source in self._sent)
         self._pass: _Pass | None = None
         self._passes: dict[Draw, _Pass] = {}
 
@@ -71,8 +73,9 @@ class GhostStage:
         split = self.split
         draw = draw or Draw()
         given = dict(zip(split.received[self.stage], received, strict=True))
-        self._pass = state = _Pass(self.model, split, self.stage, given, draw, watch)
-        self._passes = {of: one for of, one in self._passes.items() if of.step == draw.step}
+        self._pass = state = _Pass(self, given, draw, watch)
+        if any(of.step != draw.step for of in self._passes):
+            self._passes.clear()
         if torch.is_grad_enabled():
             self._passes[draw] = state
         try:
@@ -117,24 +120,21 @@ class _Pass:
 
     def __init__(
         self,
-        model: nn.Module,
-        split: Split,
-        stage: int,
-        received: Mapping[Origin, torch.Tensor],
+        ghost: GhostStage,
+        received: dict[Origin, torch.Tensor],
         draw: Draw,
         watch: Watch | None,
     ) -> None:
-        self.box = dict(received)
+        self.box = received
         self.count = 0
         self._inside = False
         self._exported: list[Any] = []
         self._stubbed: Any = None
-        self._model = model
-        self._split = split
-        self._stage = stage
+        self._ghost = ghost
+        self._split = ghost.split
+        self._stage = ghost.stage
         self._draw = draw
         self._watch = watch
-        self._sent = frozenset(split.sent(stage))
 
     def call(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
         """The next call. A unit within a unit is a part of it."""
@@ -149,7 +149,7 @@ class _Pass:
         self._exported = []
         output = self.run(index, real, args, kwargs)
         if split.stages[index] == self._stage:
-            self._note(index, leaves(output), leaves([*args, *kwargs.values()]))
+            self._note(index, leaves(output), [*args, *kwargs.values()])
         return output
 
     def part(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
@@ -183,7 +183,7 @@ class _Pass:
         self._draw.glue(index + 1)
         return output
 
-    def _note(self, index: int, returned: list[Any], given: list[Any]) -> None:
+    def _note(self, index: int, returned: list[Any], arguments: list[Any]) -> None:
         """Keeps what is to be passed on."""
         call = self._split.calls[index]
         if len(returned) != len(call.returned):
@@ -194,9 +194,12 @@ class _Pass:
             )
         if self._watch is not None:
             self._watch(index, returned)
+        if index not in self._ghost._senders:
+            return
+        given = leaves(arguments)
         for place, leaf in enumerate([*returned, *given, *self._exported]):
             source = Origin("value", index, place)
-            if source in self._sent:
+            if source in self._ghost._sent:
                 written = len(returned) <= place < len(returned) + len(given)
                 changes = source in self._split.cloned or written
                 self.box[source] = leaf.clone() if changes else leaf
@@ -217,7 +220,7 @@ class _Pass:
             ]
             place += len(values)
             self._stubbed = [filled(export.tree, iter(values))]
-            self._model.get_submodule(export.path)()  # for its hooks
+            self._ghost.model.get_submodule(export.path)()  # for its hooks
         made: list[Any] = []
         for place, leaf in enumerate(call.returned):
             if leaf.argument >= 0:

@@ -29,11 +29,18 @@ def parts(value: Any) -> list[tuple[str, Any]] | None:
 
 def members(value: Any) -> list[Any] | None:
     """Those of `parts` without names: every microbatch is taken apart several times."""
+    if type(value) in _LEAVES:
+        return None
+    if type(value) is dict:
+        return list(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
     if isinstance(value, torch.Tensor) or not isinstance(value, Mapping):
         return None
     return [value[key] for key in value]
+
+
+_LEAVES = frozenset([torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str])
 
 
 def put_together(value: Any, new: Sequence[Any]) -> Any:
@@ -66,10 +73,15 @@ def map_tensors(change: Callable[[Any], Any], value: Any) -> Any:
 
 def leaves(value: Any) -> list[Any]:
     """All values in the containers, in the order of `parts`; the value itself if it is none."""
-    found = members(value)
-    if found is None:
-        return [value]
-    return [leaf for member in found for leaf in leaves(member)]
+    found: list[Any] = []
+    rest = [value]
+    while rest:
+        inner = members(one := rest.pop())
+        if inner is None:
+            found.append(one)
+        else:
+            rest += reversed(inner)
+    return found
 
 
 def filled(value: Any, new: Iterator[Any]) -> Any:

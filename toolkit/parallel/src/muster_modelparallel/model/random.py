@@ -33,6 +33,9 @@ class Draw:
         digest = hashlib.blake2b(words, digest_size=8).digest()
         object.__setattr__(self, "base", int.from_bytes(digest, "big") & _BITS)
 
+    def __hash__(self) -> int:
+        return self.base
+
     def glue(self, call: int) -> None:
         """From here on draws the glue before that call."""
         _seed((self.base + call) & _BITS)
@@ -55,7 +58,10 @@ def kept_random_state() -> Iterator[None]:
         yield
 
 
+_seed_cpu = torch.default_generator.manual_seed
+
+
 def _seed(seed: int) -> None:
-    torch.default_generator.manual_seed(seed)
+    _seed_cpu(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)

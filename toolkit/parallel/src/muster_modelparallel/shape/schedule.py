@@ -164,6 +164,14 @@ class Schedule:
                     found.setdefault((rank, receiver), []).append(message)
         return {pair: tuple(messages) for pair, messages in found.items()}
 
+    def last_backward(self, rank: int) -> tuple[int, int]:
+        """Its stage and microbatch."""
+        return next(
+            (stage, microbatch)
+            for kind, stage, microbatch in reversed(self.ranks[rank])
+            if kind in BACKWARD
+        )
+
     def peak_live(self, stage: int) -> int:
         """The most microbatches that the stage keeps at one time."""
         rank = self.rank_of[stage]

@@ -192,15 +192,19 @@ class DistributedModel(WholeLayers):
             raise StepError(
                 "backward was given a StepOutput", "call model.backward in the step function"
             )
-        scale = self._scale(count)
-        if scale != 1:
-            seeds = [scaled(one, seed, scale) for one, seed in zip(outputs, seeds, strict=True)]
+        steps = self._session.cut_steps
         if self._stages is not None:
-            if microbatch is None or self._session.cut_steps is None:
+            if microbatch is None or steps is None:
                 raise StepError(
                     "model.backward was called outside a step function", "call it in one"
                 )
-            self._session.cut_steps.backward(outputs, seeds)
+            if not steps.has_last:  # the values are elsewhere
+                return
+        scale = self._scale(count)
+        if scale != 1:
+            seeds = [scaled(one, seed, scale) for one, seed in zip(outputs, seeds, strict=True)]
+        if steps is not None:
+            steps.backward(outputs, seeds)
             return
         if microbatch is None:
             self._begin_pass()

@@ -41,7 +41,7 @@ def scaled(tensor: Any, seed: Any, scale: float) -> Any:
     if seed is not None:
         return seed * scale
     # for others torch says that they need a gradient
-    return torch.ones_like(tensor) * scale if tensor.numel() == 1 else None
+    return torch.full_like(tensor, scale) if tensor.numel() == 1 else None
 
 
 def half_of(config: Config) -> torch.dtype | None:

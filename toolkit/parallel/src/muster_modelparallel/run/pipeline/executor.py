@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -48,6 +49,7 @@ class Pipeline:
         self._waits = waits or Waits()
         self._passes: dict[tuple[int, int], _Pass] = {}
         self._connected: set[tuple[int, int]] = set()
+        self._run: _Run | None = None
 
     def run(
         self,
@@ -55,26 +57,25 @@ class Pipeline:
         works: Mapping[int, StageWork],
         kinds: Set[Kind] = _ALL,
         first: int = 0,
-        gradients: bool = True,
+        gradients: Callable[[], bool] = lambda: True,
         horizon: int = 0,
     ) -> None:
         """Does this rank's actions of those kinds, with its stages. All ranks of the group come
         here with the same schedule. The schedule's microbatch 0 is that of number `first`.
 
-        gradients: whether backward may come. horizon: a stage's work is told of a backward that is
-        so many actions away or fewer. Raises what a stage's work raises, SplitError where a
-        stage passes on other tensors than its metas say, ExchangeError where another rank is gone.
+        gradients: whether backward may come, asked when the first forward pass is prepared.
+        horizon: a stage's work is told of a backward that is so many actions away or fewer. Raises
+        what a stage's work raises, SplitError where a stage passes on other tensors than its metas
+        say, ExchangeError where another rank is gone.
         """
         self._connect(schedule)
-        one = _Run(self, schedule, works, kinds, first, gradients)
-        actions = [action for action in schedule.ranks[self._place] if action.kind in kinds]
-        for at, action in enumerate(actions):
-            new = at + horizon if at else 0  # those before have been told
-            for coming in actions[new : at + horizon + 1] if horizon else ():
-                if coming.kind in BACKWARD:
-                    works[coming.stage].soon(first + coming.microbatch)
-            one.do(action.kind, action.stage, action.microbatch)
-        one.finish()
+        self._run = _Run(self, schedule, works, kinds, first, gradients, horizon)
+        self._run.walk()
+
+    def go_on(self) -> None:
+        """Called within `run`, by a stage's work: does all that comes after this action."""
+        assert self._run is not None
+        self._run.walk()
 
     def _connect(self, schedule: Schedule) -> None:
         """One message by each route, all in one order: with the first one between two ranks NCCL
@@ -114,7 +115,8 @@ class _Run:
         works: Mapping[int, StageWork],
         kinds: Set[Kind],
         first: int,
-        gradients: bool,
+        gradients: Callable[[], bool],
+        horizon: int,
     ) -> None:
         self._pipeline = pipeline
         self._works = works
@@ -131,23 +133,34 @@ class _Run:
         }
         self._posted: dict[Message, tuple[list[torch.Tensor], list[Any]]] = {}
         self._local: dict[Message, tuple[torch.Tensor, ...]] = {}
-        self._sending: deque[tuple[str, Any, torch.Tensor]] = deque()
+        self._sending: deque[tuple[Callable[[], str], Any, torch.Tensor]] = deque()
+        self._horizon = horizon
+        self._actions = [action for action in schedule.ranks[place] if action.kind in kinds]
+        self._left = iter(enumerate(self._actions))
         for sender in self._coming:
             self._look_ahead(sender)
 
-    def do(self, kind: Kind, stage: int, microbatch: int) -> None:
-        """One action."""
-        if kind is Kind.FORWARD:
-            self._forward(stage, microbatch)
-        elif kind is not Kind.WEIGHT_BACKWARD:  # the first half does the whole
-            self._backward(stage, microbatch)
-
-    def finish(self) -> None:
-        """Waits until everything has been taken."""
+    def walk(self) -> None:
+        """Does the actions that are left, and waits until everything has been taken."""
+        for at, (kind, stage, microbatch) in self._left:
+            self._tell(at)
+            if kind is Kind.FORWARD:
+                forward = partial(self._forward, stage, microbatch)
+                self._works[stage].around(self._first + microbatch, forward)
+            elif kind is not Kind.WEIGHT_BACKWARD:  # the first half does the whole
+                self._backward(stage, microbatch)
         while self._sending:
             what, work, _ = self._sending.popleft()
             with self._pipeline._waits.waiting(what):
                 work.wait()
+
+    def _tell(self, at: int) -> None:
+        """Of the backwards that are near now."""
+        horizon = self._horizon
+        new = at + horizon if at else 0  # those before have been told
+        for coming in self._actions[new : at + horizon + 1] if horizon else ():
+            if coming.kind in BACKWARD:
+                self._works[coming.stage].soon(self._first + coming.microbatch)
 
     def _forward(self, stage: int, microbatch: int) -> None:
         """Receives, computes, passes on. What was received and sent is kept for backward."""
@@ -156,13 +169,14 @@ class _Run:
         number = self._first + microbatch
         received = self._take(message, work.receives(number)) if stage else ()
         sent = tuple(work.forward(number, received))
+        gradients = self._gradients()
         if stage < self._last_stage:
-            _check(stage, sent, work.sends(number), self._gradients)
-        if self._gradients:
+            _check(stage, sent, work.sends(number), gradients)
+        if gradients:
             self._pipeline._passes[stage, number] = _Pass(received, sent)
         if stage < self._last_stage:
             self._pass_on(Message(Kind.FORWARD, stage + 1, microbatch), sent)
-        if not self._gradients:
+        if not gradients:
             work.done(number)
 
     def _backward(self, stage: int, microbatch: int) -> None:
@@ -207,13 +221,12 @@ class _Run:
             return
         while self._sending and self._sending[0][1].is_completed():
             self._sending.popleft()
-        peer = pipeline._ranks[receiver]
         group = pipeline.group(pipeline._place, receiver)
-        what = f"{self._me()} waits to hand {self._words(message)} to rank {peer}"
+        what = partial(self._words, "waits to hand {} to", message, receiver)
         for tensor in tensors:
             data = tensor.detach().contiguous()
             with pipeline._waits.waiting(what):
-                work = dist.isend(data, peer, group=group)
+                work = group.send([data], receiver, 0)
             self._sending.append((what, work, data))
 
     def _take(self, message: Message, metas: Sequence[Meta]) -> tuple[torch.Tensor, ...]:
@@ -226,12 +239,11 @@ class _Run:
                 self._post(sender, self._coming[sender].popleft())
             made, works = self._posted.pop(message)
             self._look_ahead(sender)
-            peer = self._pipeline._ranks[sender]
-            what = f"{self._me()} waits for {self._words(message)} from rank {peer}"
+            what = partial(self._words, "waits for {} from", message, sender)
             with self._pipeline._waits.waiting(what):
                 for work in works:
                     work.wait()
-        if message.kind is Kind.FORWARD and self._gradients:
+        if message.kind is Kind.FORWARD and self._gradients():
             for tensor, meta in zip(made, metas, strict=True):
                 tensor.requires_grad_(meta.requires_grad)
         return tuple(made)
@@ -246,6 +258,9 @@ class _Run:
         there = sum(self._sender(message) == sender for message in self._posted)
         coming = self._coming[sender]
         for _ in range(min(AHEAD - there, len(coming))):
+            _, stage, microbatch = coming[0]
+            if not self._works[stage].is_known(self._first + microbatch):
+                return
             self._post(sender, coming.popleft())
 
     def _post(self, sender: int, message: Message) -> None:
@@ -255,27 +270,25 @@ class _Run:
         number = self._first + message.microbatch
         forward = message.kind is Kind.FORWARD
         metas = work.receives(number) if forward else _grads(work.sends(number))
-        peer = pipeline._ranks[sender]
         made = [
             torch.empty(meta.shape, dtype=meta.dtype, device=pipeline._device) for meta in metas
         ]
         group = pipeline.group(sender, pipeline._place)
-        what = f"{self._me()} begins to receive {self._words(message)} from rank {peer}"
+        what = partial(self._words, "begins to receive {} from", message, sender)
         with pipeline._waits.waiting(what):
-            works = [dist.irecv(tensor, peer, group=group) for tensor in made]
+            works = [group.recv([tensor], sender, 0) for tensor in made]
         self._posted[message] = made, works
 
-    def _me(self) -> str:
-        return f"rank {self._pipeline._ranks[self._pipeline._place]}"
-
-    def _words(self, message: Message) -> str:
+    def _words(self, does: str, message: Message, other_place: int) -> str:
         """For a person who asks what a rank waits for."""
+        ranks = self._pipeline._ranks
         kind = "activations" if message.kind is Kind.FORWARD else "gradients"
         other = message.stage - 1 if message.kind is Kind.FORWARD else message.stage + 1
-        return (
+        done = does.format(
             f"the {kind} of microbatch {self._first + message.microbatch} "
             f"from stage {other} to stage {message.stage}"
         )
+        return f"rank {ranks[self._pipeline._place]} {done} rank {ranks[other_place]}"
 
 
 def _grads(metas: Sequence[Meta]) -> list[Meta]:

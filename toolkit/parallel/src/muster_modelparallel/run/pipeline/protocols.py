@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -117,6 +117,12 @@ class CutModel(Protocol):
 
 class StageWork(Protocol):
     """A stage of this rank at work on a step, as the pipeline needs it."""
+
+    def is_known(self, microbatch: int) -> bool:
+        """Whether one may ask already what comes, so that it is received ahead."""
+
+    def around(self, microbatch: int, forward: Callable[[], None]) -> None:
+        """Calls `forward`, the stage's whole work on a microbatch, where it belongs."""
 
     def receives(self, microbatch: int) -> Sequence[Meta]:
         """What the stage before passes on; not asked of the first stage."""

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 
 from muster_modelparallel.errors import SplitError, StepError
-from muster_modelparallel.model.nests import filled, leaves, map_tensors
+from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.clock import StageClock
 from muster_modelparallel.run.pipeline.exchange import Exchange
 from muster_modelparallel.run.pipeline.executor import Pipeline
+from muster_modelparallel.run.pipeline.functions import Functions
 from muster_modelparallel.run.pipeline.protocols import (
     CutModel,
     CutStages,
@@ -32,20 +33,33 @@ from muster_modelparallel.run.pipeline.protocols import (
     PreparedCall,
     Tensors,
 )
-from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall, SuspendedCalls
-from muster_modelparallel.run.pipeline.tasks import Agreed, Habit, Output, Task, Want
-from muster_modelparallel.run.pipeline.undelivered import Undelivered, fetched
+from muster_modelparallel.run.pipeline.suspended import (
+    AbandonedError,
+    Ended,
+    Modes,
+    SuspendedCall,
+)
+from muster_modelparallel.run.pipeline.tasks import (
+    Agreed,
+    Habit,
+    Output,
+    Task,
+    Want,
+    called_again,
+    not_called,
+)
+from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
-from muster_modelparallel.run.pipeline.work import Work
+from muster_modelparallel.run.pipeline.work import NOTHING, Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
-from muster_modelparallel.shape.schedule import BACKWARD, Kind, Schedule, in_waves
+from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
 from muster_modelparallel.shape.topology import GroupKind
 
 _log = logging.getLogger("muster_modelparallel")
 _FORWARD = frozenset([Kind.FORWARD])
 _BACKWARD = frozenset(Kind) - _FORWARD
-_FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
+_LARGE = 1 << 18  # bytes of a message that is worth a thread: in a node smaller ones do not wait
 MEASURED_STEPS = 20
 _waves = functools.lru_cache(maxsize=64)(in_waves)
 
@@ -61,15 +75,19 @@ class CutSteps:
         self._pipeline = Pipeline(group, mesh.device, waits, mesh.pipeline_back)
         self._exchange = Exchange(mesh, waits)
         self._place = self._exchange.place
-        self._suspended = SuspendedCalls()
+        self._functions = Functions(session)
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
         self._draws: dict[int, Draw] = {}  # of this step
         self._clock = StageClock(MEASURED_STEPS, mesh.device)
-        self._current: Task | None = None
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
         self._prepared: dict[int, PreparedCall] = {}  # by number of the call
+        self._tasks: Sequence[Task] = ()
+        self._due: list[int] = []  # outputs that all ranks get without a word
+        self._wanted: set[int] = set()  # those that were delivered in this step
+        self._is_straight = False  # functions of this step run on this thread
+        self._modes = Modes.now()
         self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
@@ -97,13 +115,14 @@ class CutSteps:
         self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
         tasks = [
-            Task(
+            self._functions.task(
                 Microbatch(index, len(calls)),
-                self._suspended.begin(self._body(function, call)),
+                functools.partial(function, *call.args, **call.kwargs),
                 self.draw(index),
             )
             for index, call in enumerate(calls)
         ]
+        self._modes, self._is_straight, self._wanted = Modes.now(), False, set()
         key = (getattr(function, "__code__", function), *modes)  # closures are made anew
         habit = self._habits.get(key)
         try:
@@ -137,7 +156,7 @@ class CutSteps:
 
     def call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The model's output, for a step function that runs here; called on its thread."""
-        task, model = self._current, self._model
+        task, model = self._functions.current, self._model
         assert task is not None
         modes = Modes.now()
         if not self._stages.is_partitioned and not modes.grad:
@@ -157,12 +176,16 @@ class CutSteps:
     def backward(
         self, tensors: Sequence[torch.Tensor], grads: Sequence[torch.Tensor | None]
     ) -> None:
-        """Backward is to start from these; on ranks without the last stage it does nothing."""
-        task = self._current
+        """Backward is to start from these, on the rank with the last stage."""
+        task = self._functions.current
         assert task is not None
-        if self._place == self._last_place:
-            task.roots += tensors
-            task.seeds += grads
+        task.roots += tensors
+        task.seeds += grads
+
+    @property
+    def has_last(self) -> bool:
+        """Whether this rank has the last stage."""
+        return self._place == self._last_place
 
     @property
     def _model(self) -> CutModel:
@@ -182,40 +205,55 @@ class CutSteps:
     # What a task says is put together over all ranks before anybody acts on it, so that ranks never
     # wait for messages that others do not send.
 
-    def _body(self, function: Callable[..., Any], call: Call) -> Callable[[SuspendedCall], Any]:
-        def run(_: SuspendedCall) -> Any:
-            return map_tensors(fetched, function(*call.args, **call.kwargs))
+    def is_known(self, stage: int, task: Task) -> bool:
+        """Whether the stage's work in that task may be prepared now. A function that runs straight
+        is not begun for it, unless what comes is so large that a thread costs less than to wait."""
+        if not self._is_straight or task.said is not None:
+            return True
+        last = self._installed[-1:]
+        return any(sum(meta.bytes for meta in one.stages[stage].receives) > _LARGE for one in last)
 
-        return run
+    def around(self, task: Task, forward: Callable[[], None]) -> None:
+        """Calls `forward` at the function's call of the model: in it, where it runs straight."""
+        if not self._is_straight or task.said is not None:
+            forward()
+            return
+        self._functions.straight(task, functools.partial(self._answered, task, forward))
+        if not task.calls:
+            raise not_called()
 
-    def _go(self, task: Task, answer: Any = None) -> None:
-        """Lets the step function run to where it stops next."""
-        self._session.microbatch = task.microbatch
-        self._current = task
-        if not isinstance(task.said, Want):
-            task.stream.unit(_FUNCTION + task.segment)
-            task.segment += 1
-        task.said = task.call.go_on(answer)
-        self._session.microbatch = None
-        self._current = None
-        if isinstance(task.said, ModelCall):
-            task.model_call = task.said
+    def _answered(self, task: Task, forward: Callable[[], None], question: Any) -> Any:
+        """What a function that runs straight asks, which waits meanwhile."""
+        task.said = question
+        self._functions.leave()
+        with self._modes.held():
+            if isinstance(question, Want):
+                self._to_its_end(task)
+            elif task.calls:
+                raise AbandonedError  # which is said to all ranks in the end
+            else:
+                task.model_call, task.calls = question, 1
+                self._prepare(task)
+                forward()
+                if not self.has_last:
+                    task.answer = self._output(task)
+        self._functions.enter(task)
+        return task.answer
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Habit:
         """Each microbatch goes through all stages before the next one begins, whatever the step
         function does; so one learns what it does."""
-        first, counts, backward, wanted = 0, set[int](), False, set[int]()
+        first, counts, backward = 0, set[int](), False
         for task in tasks:
-            self._go(task)
-            agreed, _ = self._agree([task])
+            self._functions.go(task)
+            agreed = self._agree([task])
             while agreed.called:
                 number = first + task.calls
                 task.calls += 1
                 self._prepare(task)
                 self._run(self._schedule(1), {number: task}, _FORWARD, number)
                 self._hand_over([task])
-                agreed, more = self._agree([task])
-                wanted |= more
+                agreed = self._agree([task])
             if agreed.backward:
                 backward = True
                 for number in reversed(range(first, first + task.calls)):
@@ -223,25 +261,44 @@ class CutSteps:
             self._pipeline.clear()
             first += task.calls
             counts.add(task.calls)
-        return Habit(counts.pop() if len(counts) == 1 else None, backward, frozenset(wanted))
+        reads = any(task.reads for task in tasks)
+        calls = counts.pop() if len(counts) == 1 else None
+        return Habit(calls, backward, frozenset(self._wanted), reads)
 
     def _as_pipeline(self, tasks: Sequence[Task], habit: Habit) -> Habit:
         """All microbatches in the order of the schedule."""
         by_number = dict(enumerate(tasks))
         grad = torch.is_grad_enabled()
+        self._is_straight = self._stages.rank_of.count(self._place) == 1 and (
+            self.has_last or not habit.reads
+        )
+        self._tasks, self._due = tasks, sorted(habit.wanted)
         if habit.backward and grad:
             schedule = self._stages.schedule(len(tasks))
             self._run(schedule, by_number, frozenset(Kind), 0, ends_step=True)
         else:
             schedule = self._schedule(len(tasks))
             self._run(schedule, by_number, _FORWARD, 0)
-        self._hand_over(tasks, habit.wanted)
-        agreed, wanted = self._agree(tasks)
+        self._hand_over(tasks)
+        agreed = self._agree(tasks)
         if agreed.called:
-            raise self._called_again(tasks[0])
+            raise called_again(tasks[0])
         if agreed.backward and not (habit.backward and grad):
             self._run(schedule, by_number, _BACKWARD, 0, ends_step=True)
-        return Habit(1, habit.backward or agreed.backward, habit.wanted | wanted)
+        reads = habit.reads or any(task.reads for task in tasks)
+        return Habit(1, habit.backward or agreed.backward, habit.wanted | self._wanted, reads)
+
+    def _to_its_end(self, task: Task) -> None:
+        """A function that runs straight reads what is not there yet, as it never did. All the rest
+        of the schedule comes first, with later functions on threads: they go on after this one."""
+        task.reads = True
+        if self._is_straight:
+            self._is_straight = False
+            self._pipeline.go_on()
+            self._deliver_due(self._tasks)
+        if task.outputs[task.said.place].tensor is None:
+            agreed = self._exchange.said(self._tasks, self._model.is_stray)
+            self._deliver(self._tasks, agreed.wanted)
 
     def _schedule(self, microbatches: int) -> Schedule:
         """All forwards, then all backwards: between the two the ranks can agree whether there is
@@ -269,22 +326,21 @@ class CutSteps:
         last = len(schedule.rank_of) - 1
         mine = [stage for stage, place in schedule.rank_of.items() if place == self._place]
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
-        self._final = _last_backward(schedule, self._place) if ends_step else None
-        call = self.begun(next(iter(tasks.values()))).model_call
-        assert call is not None
+        self._final = schedule.last_backward(self._place) if ends_step else None
+        some = next(iter(tasks.values()))
         offload = self._session.offload
         horizon = offload.horizon if offload else 0
-        self._pipeline.run(schedule, works, kinds, first, call.grad, horizon)
+        self._pipeline.run(
+            schedule, works, kinds, first,
+            lambda: some.model_call is not None and some.model_call.grad, horizon,
+        )  # fmt: skip
 
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
         if task.prepared is None:
-            self._go(task)
+            self._functions.go(task)
             if not isinstance(task.said, ModelCall):
-                raise StepError(
-                    "the step function did not call the model in a microbatch, but did before",
-                    "call the model once for each microbatch, in every step",
-                )
+                raise not_called()
             task.calls = 1
             self._prepare(task)
         return task
@@ -311,7 +367,7 @@ class CutSteps:
     def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
         """Around the work of a stage; evaluation is not measured."""
         is_on = self._clock.is_running and torch.is_grad_enabled()
-        return self._clock.measuring(stage, backward) if is_on else nullcontext()
+        return self._clock.measuring(stage, backward) if is_on else NOTHING
 
     def draw(self, number: int) -> Draw:
         if number not in self._draws:
@@ -333,15 +389,20 @@ class CutSteps:
         places = task.outputs[len(task.outputs) - len(found) :]
         for place, tensor in zip(places, found, strict=True):
             place.keep(tensor)
-        self._go(task, output)
+        task.answer = output
+        if isinstance(task.call, SuspendedCall):
+            self._functions.go(task, output)
 
-    def _hand_over(self, tasks: Sequence[Task], wanted: frozenset[int] = frozenset()) -> None:
-        """Ranks without the last stage get the outputs, and go on."""
-        self._deliver(tasks, sorted(wanted))
-        if self._place == self._last_place:
+    def _hand_over(self, tasks: Sequence[Task]) -> None:
+        """Ranks without the last stage get the outputs that are due, and go on."""
+        self._deliver_due(tasks)
+        if self.has_last:
             return
         for task in tasks:
-            self._go(task, self._output(task))
+            if isinstance(task.said, ModelCall) and isinstance(task.call, SuspendedCall):
+                self._functions.go(task, self._output(task))
+            elif isinstance(task.said, Ended):
+                self._functions.fill(task)
 
     def _output(self, task: Task) -> Any:
         prepared = task.prepared
@@ -360,7 +421,8 @@ class CutSteps:
 
         def fetch() -> torch.Tensor:
             if output.tensor is None:
-                if self._current is not task:
+                task.reads |= not task.has_returned
+                if self._functions.current is not task:
                     raise StepError(
                         "an output of the model was read after the step in which it was made",
                         "return it from the step function",
@@ -372,47 +434,34 @@ class CutSteps:
 
         return output.tensor if output.tensor is not None else Undelivered.of(output.meta, fetch)
 
-    def _agree(self, tasks: Sequence[Task]) -> tuple[Agreed, set[int]]:
+    def _agree(self, tasks: Sequence[Task]) -> Agreed:
         """What all ranks say of these tasks, once everything has been delivered that one of them
-        wants; and what that was. Raises StepError where they do not do the same."""
-        all_wanted: set[int] = set()
+        wants. Raises StepError where they do not do the same."""
         while True:
             agreed = self._exchange.said(tasks, self._model.is_stray)
             self.has_stray = agreed.stray
             if not agreed.wanted:
                 break
-            all_wanted.update(agreed.wanted)
             self._deliver(tasks, agreed.wanted)
             for task in tasks:
                 if isinstance(task.said, Want):
-                    self._go(task)
+                    self._functions.go(task)
         if agreed.ended and agreed.called:
             raise StepError(
                 "the step function called the model on some ranks of the pipeline and ended on "
                 "others",
                 "let it depend on its arguments alone, which all ranks have from the first one",
             )
-        return agreed, all_wanted
+        return agreed
+
+    def _deliver_due(self, tasks: Sequence[Task]) -> None:
+        due, self._due = self._due, []
+        self._deliver(tasks, due)
 
     def _deliver(self, tasks: Sequence[Task], places: Sequence[int]) -> None:
         """From the last stage to all ranks."""
+        self._wanted.update(places)
         outputs = [
             task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
         ]
         self._exchange.deliver(outputs, self._last_place)
-
-    def _called_again(self, task: Task) -> StepError:
-        return StepError(
-            f"microbatch {task.microbatch.index}: the step function called the model a second "
-            "time, but once in the steps before",
-            "make it a step function of its own, or call the model as often in every step",
-        )
-
-
-def _last_backward(schedule: Schedule, place: int) -> tuple[int, int]:
-    """Its stage and microbatch, on the rank at that place."""
-    return next(
-        (stage, microbatch)
-        for kind, stage, microbatch in reversed(schedule.ranks[place])
-        if kind in BACKWARD
-    )

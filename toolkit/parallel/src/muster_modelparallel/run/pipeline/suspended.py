@@ -1,15 +1,16 @@
 """Calls that stop in the middle and go on later: step functions, at each call of the model.
 
-Each runs on a thread of its own, of which only one works at a time; what holds for threads alone
-(gradients on or off, autocast, devices, contexts of variables) so stays what it was at the point of
-a stop.
+A call that has to wait runs on a thread of its own, of which only one works at a time; what holds
+for threads alone (gradients on or off, autocast, devices, contexts of variables) so stays what it
+was at the point of a stop. Each stop costs two switches of threads, so a call whose questions can
+be answered at once runs straight on, on the thread of who drives it.
 """
 
 from __future__ import annotations
 
 import contextvars
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
@@ -38,8 +39,9 @@ class Modes(NamedTuple):
             if torch.is_autocast_enabled(device)
         )
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
-        grad = torch.is_grad_enabled()
-        return cls(grad, tuple(found), torch.get_default_device(), stream)
+        # a default device is a mode on this stack; to ask for it takes longer than all else here
+        device = torch.get_default_device() if torch._C._len_torch_function_stack() else None
+        return cls(torch.is_grad_enabled(), tuple(found), device, stream)
 
     @contextmanager
     def held(self) -> Iterator[None]:
@@ -53,6 +55,8 @@ class Modes(NamedTuple):
             if self.default_device is not None and self.default_device.type != "cpu":
                 stack.enter_context(self.default_device)
             stack.enter_context(torch.set_grad_enabled(self.grad))
+            for one in Modes.now().autocast:
+                stack.enter_context(torch.autocast(one.device, enabled=False))
             for one in self.autocast:
                 stack.enter_context(torch.autocast(one.device, one.dtype, one.enabled))
             yield
@@ -68,8 +72,42 @@ class _Raised(NamedTuple):
     error: BaseException
 
 
-class _AbandonedError(BaseException):
+class AbandonedError(BaseException):
     """Ends a call that is not to go on; not an Exception, which user code might catch."""
+
+
+class StraightCall:
+    """A call that runs on this thread, from beginning to end: `answer` is asked at once. What that
+    raises ends the call, whose code sees an AbandonedError, and is raised by `run`."""
+
+    def __init__(self, function: Callable[[], Any], answer: Callable[[Any], Any]) -> None:
+        self._function = function
+        self._answer = answer
+        self._error: BaseException | None = None
+
+    def run(self) -> Ended:
+        """The whole call. Raises what it raises, the very object."""
+        value = None
+        try:
+            value = contextvars.copy_context().run(self._function)
+        except BaseException:
+            if self._error is None:
+                raise
+        if self._error is not None:
+            raise self._error
+        return Ended(value)
+
+    def ask(self, question: Any) -> Any:
+        """The answer."""
+        if self._error is None:
+            try:
+                return self._answer(question)
+            except BaseException as error:
+                self._error = error
+        raise AbandonedError
+
+    def abandon(self) -> None:
+        """It has ended."""
 
 
 class _Worker:
@@ -91,15 +129,15 @@ class SuspendedCalls:
     def __init__(self) -> None:
         self._idle: list[_Worker] = []
 
-    def begin(self, function: Callable[[SuspendedCall], Any]) -> SuspendedCall:
-        """A call of `function`, which gets the call itself. It starts at the first `go_on`."""
+    def begin(self, function: Callable[[], Any]) -> SuspendedCall:
+        """A call of `function`. It starts at the first `go_on`."""
         return SuspendedCall(self._idle, function)
 
 
 class SuspendedCall:
     """One call. Who drives it uses `go_on` and `abandon`; `ask` is for the code that it runs."""
 
-    def __init__(self, idle: list[_Worker], function: Callable[[SuspendedCall], Any]) -> None:
+    def __init__(self, idle: list[_Worker], function: Callable[[], Any]) -> None:
         self._idle = idle
         self._function = function
         self._worker: _Worker | None = None
@@ -126,7 +164,7 @@ class SuspendedCall:
         assert worker is not None
         worker.said.put(question)
         answer = worker.tasks.get()
-        if isinstance(answer, _AbandonedError):
+        if isinstance(answer, AbandonedError):
             raise answer
         return answer
 
@@ -137,7 +175,7 @@ class SuspendedCall:
         if worker is None:
             return
         for _ in range(_STUBBORN):
-            worker.tasks.put(_AbandonedError())
+            worker.tasks.put(AbandonedError())
             try:
                 said = worker.said.get(timeout=_ENDS_S)
             except Empty:
@@ -150,7 +188,7 @@ class SuspendedCall:
         """On the worker's thread, in the modes that held where the step was called."""
         try:
             with modes.held():
-                return Ended(self._function(self))
+                return Ended(self._function())
         except BaseException as error:
             return _Raised(error)
 
@@ -164,8 +202,3 @@ class SuspendedCall:
         if isinstance(said, _Raised):
             raise said.error
         return said
-
-
-def abandon_all(calls: Sequence[SuspendedCall]) -> None:
-    for call in calls:
-        call.abandon()

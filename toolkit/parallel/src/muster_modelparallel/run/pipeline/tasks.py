@@ -6,6 +6,7 @@ put together, is an `Agreed`; what a step function did in the past is its `Habit
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,7 +17,7 @@ from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.protocols import ModelCall, PreparedCall
-from muster_modelparallel.run.pipeline.suspended import Modes, SuspendedCall
+from muster_modelparallel.run.pipeline.suspended import Modes, StraightCall, SuspendedCall
 from muster_modelparallel.run.session import Microbatch
 
 _SMALL_BYTES = 1 << 16  # outputs that are copied rather than watched for changes
@@ -32,11 +33,12 @@ class Want(NamedTuple):
 class Habit:
     """What a step function did so far: calls of the model for each microbatch, None where that
     was not always the same; whether it called backward; which outputs ranks without the last stage
-    read."""
+    read. `reads`: whether on this rank it did so before it returned."""
 
     calls: int | None
     backward: bool
     wanted: frozenset[int] = frozenset()
+    reads: bool = False
 
 
 class Agreed(NamedTuple):
@@ -75,12 +77,17 @@ class Output:
 
 @dataclass(slots=True)
 class Task:
-    """The step function at work on a microbatch. `said`: where it stopped."""
+    """The step function at work on a microbatch. `said`: where it stopped; None before it began.
+    `answer`: of the model, on the last stage. `reads`, `has_returned`: see Habit."""
 
     microbatch: Microbatch
-    call: SuspendedCall
+    function: Callable[[], Any]
+    call: SuspendedCall | StraightCall
     stream: Draw
     said: Any = None
+    answer: Any = None
+    reads: bool = False
+    has_returned: bool = False
     calls: int = 0
     segment: int = 0
     model_call: ModelCall | None = None
@@ -90,3 +97,18 @@ class Task:
     roots: list[torch.Tensor] = field(default_factory=list)
     seeds: list[torch.Tensor | None] = field(default_factory=list)
     saved: dict[tuple[int, int], SavedTensors] = field(default_factory=dict)
+
+
+def not_called() -> StepError:
+    return StepError(
+        "the step function did not call the model in a microbatch, but did before",
+        "call the model once for each microbatch, in every step",
+    )
+
+
+def called_again(task: Task) -> StepError:
+    return StepError(
+        f"microbatch {task.microbatch.index}: the step function called the model a second time, "
+        "but once in the steps before",
+        "make it a step function of its own, or call the model as often in every step",
+    )

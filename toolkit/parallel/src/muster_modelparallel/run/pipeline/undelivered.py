@@ -20,9 +20,9 @@ class Undelivered(torch.Tensor):  # type: ignore[misc]  # torch is untyped here
 
     @classmethod
     def of(cls, meta: Meta, fetch: Fetch) -> Undelivered:
-        made: Undelivered = meta.placeholder(writable=False).detach().as_subclass(cls)
+        empty = meta.placeholder(writable=False)
+        made: Undelivered = torch.Tensor._make_subclass(cls, empty, meta.requires_grad)
         made._fetch = fetch
-        made.requires_grad_(meta.requires_grad)
         return made
 
     @classmethod

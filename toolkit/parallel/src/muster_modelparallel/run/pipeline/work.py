@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Protocol
 
@@ -14,6 +14,8 @@ from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun, Tensors
 from muster_modelparallel.run.pipeline.tasks import Task
+
+NOTHING = nullcontext()
 
 
 class Steps(Protocol):
@@ -34,6 +36,12 @@ class Steps(Protocol):
     def measuring(self, stage: int, backward: bool) -> AbstractContextManager[None]:
         """Around the work of a stage."""
 
+    def is_known(self, stage: int, task: Task) -> bool:
+        """Whether the stage's work in that task may be prepared now."""
+
+    def around(self, task: Task, forward: Callable[[], None]) -> None:
+        """Calls `forward` at the function's call of the model, if it is not there already."""
+
     def returned(self, task: Task, output: Any) -> None:
         """The last stage has the model's output; the step function goes on with it."""
 
@@ -47,6 +55,14 @@ class Work:
         self._is_last = is_last
         self._tasks = tasks
         self._due: set[int] = set()  # backward is so near that nothing leaves
+
+    def is_known(self, microbatch: int) -> bool:
+        """Whether what it receives may be asked now."""
+        return self._steps.is_known(self._stage, self._tasks[microbatch])
+
+    def around(self, microbatch: int, forward: Callable[[], None]) -> None:
+        """Calls `forward` where the step function calls the model."""
+        self._steps.around(self._tasks[microbatch], forward)
 
     def soon(self, microbatch: int) -> None:
         """What backward needs comes back, or stays."""
@@ -107,14 +123,20 @@ class Work:
         self._tasks[microbatch].saved.pop((self._stage, microbatch), None)
         self._run(microbatch).forget(self._steps.draw(microbatch))
 
-    @contextmanager
-    def _saving(self, microbatch: int, received: Sequence[torch.Tensor]) -> Iterator[None]:
+    def _saving(
+        self, microbatch: int, received: Sequence[torch.Tensor]
+    ) -> AbstractContextManager[Any]:
         """Inside, what is saved for backward leaves, where that is far enough."""
         stays = microbatch in self._due or not torch.is_grad_enabled()
         saving = None if stays else self._steps.saving(received)
-        with saving or nullcontext() as saved:
-            if saved is not None:
-                self._tasks[microbatch].saved[self._stage, microbatch] = saved
+        return NOTHING if saving is None else self._kept(microbatch, saving)
+
+    @contextmanager
+    def _kept(
+        self, microbatch: int, saving: AbstractContextManager[SavedTensors]
+    ) -> Iterator[None]:
+        with saving as saved:
+            self._tasks[microbatch].saved[self._stage, microbatch] = saved
             yield
 
     def _run(self, number: int) -> StageRun:

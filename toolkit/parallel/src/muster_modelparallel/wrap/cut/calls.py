@@ -241,7 +241,8 @@ def _structure(value: Any) -> Hashable:
     found = members(value)
     if found is None:
         return None
-    names = tuple(value) if isinstance(value, Mapping) else ()
+    is_row = isinstance(value, (list, tuple))
+    names = () if is_row or not isinstance(value, Mapping) else tuple(value)
     return type(value), names, tuple(map(_structure, found))
 
 
