@@ -204,8 +204,8 @@ def test_any_cancelled_job_says_so(slurm: Slurm, kind: str, turn: int) -> None:
 def test_a_job_that_is_requeued_is_the_second_attempt(slurm: Slurm) -> None:
     script = f"""\
 from muster.runtime import facts
-print("attempt", facts.facts().attempt, flush=True)
-if facts.facts().attempt == 2:
+print("attempt", facts().attempt, flush=True)
+if facts().attempt == 2:
     raise SystemExit(0)
 {PLAIN}"""
     job = Job(slurm, script)
@@ -213,6 +213,7 @@ if facts.facts().attempt == 2:
     before = job.log
     slurm.client("scontrol", "requeue", job.number)
     slurm.wait_nobody()
+    wait_until(lambda: slurm.facts(job.number)["JobState"] == "PENDING", 30)
     slurm.client("scontrol", "update", f"JobId={job.number}", "StartTime=now")
     assert before.count("attempt 1") == 2, before
     assert job.ended() == ("COMPLETED", 0), slurm.story(job.number)

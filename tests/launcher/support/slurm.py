@@ -24,6 +24,7 @@ from tests.support.waiting import wait_until, within
 ROOT = Path(__file__).parents[3]
 UNPACKED = ROOT / ".cache" / "slurm"
 NODES = ("n1", "n2")
+OURS = ("muster", "torchelastic", "prte", "ompi", "pmix")  # begin names of temporary files
 CLIENT_S = 20.0  # for one answer of a client
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 # Sizes are as they are said, not as they are measured: nodes share one machine.
@@ -181,11 +182,12 @@ class Slurm:
         wait_until(lambda: not any(self.left().values()), 20, lambda: f"left: {self.left()}")
 
     def wait_clean(self) -> None:
-        """Nobody is left on the nodes, no job in the queue, no file of muster's own."""
+        """Nobody is left on the nodes, no job in the queue, no file of muster's or a launcher's."""
         self.wait_nobody()
         wait_until(lambda: not self.client("squeue", "--noheader"), 20, self.story)
         wait_until(lambda: self._idle() == len(NODES), 20, self.story)
-        assert not os.listdir(self.environ["TMPDIR"])
+        left = [name for name in os.listdir(self.environ["TMPDIR"]) if name.startswith(OURS)]
+        assert not left, left
 
     def _on_node(self, node: str) -> list[str]:
         namespace = Path(f"/proc/{self._daemons[node].pid}/ns/pid_for_children")

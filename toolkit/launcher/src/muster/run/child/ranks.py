@@ -187,7 +187,7 @@ class HostRanks:
                 if rank.runs and rank.handle is not None and not rank.handle.signalled:
                     self._terminate(rank)
 
-        self._loop.after(hold_s, end_the_rest)
+        self._loop.after(min(hold_s, self._deadlines.stop_grace_s / 2), end_the_rest)
         self._check_gone()
 
     def _begin_stop(self, now: float) -> list[Rank]:
