@@ -20,6 +20,7 @@ import pytest
 NETWORK = "10.78.0"
 NETWORK_6 = "fd78::"
 INTERFACE = "eth0"
+ENDS_WITH_US = ("setpriv", "--pdeathsig", "KILL")  # should the tests be killed
 
 
 class Networks(NamedTuple):
@@ -73,7 +74,7 @@ def networks(
             hold = ("sh", "-c", f"hostname {own} && {silent}echo up && exec sleep 3600")
             holders.append(
                 subprocess.Popen(
-                    ["unshare", "--net", "--uts", *alone, *hold],
+                    [*ENDS_WITH_US, "unshare", "--net", "--uts", *alone, *hold],
                     stdout=subprocess.PIPE,
                     start_new_session=True,
                 )
@@ -130,7 +131,9 @@ def skip_without_networks() -> None:
     """Skips where hosts cannot have networks of their own."""
     if os.getuid() != 0:
         pytest.skip("only root may make networks")
-    missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
+    missing = [
+        name for name in ("unshare", "nsenter", "setpriv", "ip") if shutil.which(name) is None
+    ]
     if missing:
         pytest.skip(f"not installed here: {', '.join(missing)}")
     tried = subprocess.run(

@@ -18,12 +18,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.hosts import Networks, address, networks, skip_without_networks
+from tests.support.hosts import ENDS_WITH_US, Networks, address, networks, skip_without_networks
 from tests.support.waiting import wait_until, within
 
 ROOT = Path(__file__).parents[3]
 UNPACKED = ROOT / ".cache" / "slurm"
 NODES = ("n1", "n2")
+OURS = ("muster", "torchelastic", "prte", "ompi", "pmix")  # begin names of temporary files
 CLIENT_S = 20.0  # for one answer of a client
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL")
 # Sizes are as they are said, not as they are measured: nodes share one machine.
@@ -49,7 +50,7 @@ SlurmdPidFile={folder}/slurmd-%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 SlurmdParameters=config_overrides
-SchedulerParameters=sched_interval=1,sched_min_interval=0
+SchedulerParameters=sched_interval=1,sched_min_interval=0,batch_sched_delay=0
 ReturnToService=2
 KillWait=30
 MinJobAge=300
@@ -113,8 +114,8 @@ class Slurm:
     def _daemon(self, host: str, name: str, command: Sequence[str]) -> None:
         with (self.folder / f"{name}.out").open("wb") as out:
             self._daemons[name] = subprocess.Popen(
-                [*self._nets.inside(host), *command],
-                env={**self.environ},
+                [*ENDS_WITH_US, *self._nets.inside(host), *command],
+                env=self.environ,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=subprocess.STDOUT,
@@ -180,12 +181,17 @@ class Slurm:
         """The command lines on each node beside its daemon, of what is alive."""
         return {node: self._on_node(node) for node in NODES}
 
-    def wait_clean(self) -> None:
-        """Nobody is left on the nodes, no job in the queue, no file of muster's own."""
+    def wait_nobody(self) -> None:
+        """Nobody is left on the nodes."""
         wait_until(lambda: not any(self.left().values()), 20, lambda: f"left: {self.left()}")
+
+    def wait_clean(self) -> None:
+        """Nobody is left on the nodes, no job in the queue, no file of muster's or a launcher's."""
+        self.wait_nobody()
         wait_until(lambda: not self.client("squeue", "--noheader"), 20, self.story)
         wait_until(lambda: self._idle() == len(NODES), 20, self.story)
-        assert not os.listdir(self.environ["TMPDIR"])
+        left = [name for name in os.listdir(self.environ["TMPDIR"]) if name.startswith(OURS)]
+        assert not left, left
 
     def _on_node(self, node: str) -> list[str]:
         namespace = Path(f"/proc/{self._daemons[node].pid}/ns/pid_for_children")

@@ -84,7 +84,8 @@ LINES = {
         *("--mca", "smsc", "^cma", "--prtemca", "plm", "ssh", "--prtemca", "plm_ssh_agent", AGENT),
         *("--prtemca", "prte_launch_agent", "prted", "--prtemca", "plm_ssh_no_tree_spawn", "1"),
         *("--prtemca", "plm_ssh_num_concurrent", "2"),
-        *("--prtemca", "oob_tcp_if_include", "eth0", "--mca", "btl_tcp_if_include", "eth0"),
+        *("--prtemca", "oob_tcp_if_include", "eth0"),
+        *("--prtemca", "oob_tcp_disable_ipv6_family", "1", "--mca", "btl_tcp_if_include", "eth0"),
     ),
 }
 

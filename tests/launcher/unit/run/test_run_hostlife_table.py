@@ -56,7 +56,7 @@ all registered -> watch: Send Registered
 rank failed -> report: Send Report
 all gone -> ended: Send HostEnded
 signal -> report: Say, Send Stopping
-stop -> stop: Say, SignalRanks
+stop -> stop: Say, StopRanks
 failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
@@ -66,7 +66,7 @@ went wrong -> report: Send Report
 rank failed -> report: Send Report
 all gone -> ended: Send HostEnded
 signal -> report: Say, Send Stopping
-stop -> stop: Say, SignalRanks
+stop -> stop: Say, StopRanks
 failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
@@ -75,7 +75,7 @@ went wrong -> report: Send Report
 rank failed -> report: Send Report
 all gone -> ended: Send HostEnded
 signal -> report: Say
-stop -> stop: Say, SignalRanks
+stop -> stop: Say, StopRanks
 failure elsewhere -> stop: Say, SignalRanks
 leader lost -> stop: Say, SignalRanks
 verdict -> kill: KillRanks
@@ -148,6 +148,7 @@ WORDS = {
     "daemon": "SpawnDaemon",
     "wind down": "WindDownRanks",
     "SIGTERM": "SignalRanks",
+    "SIGTERM once": "StopRanks",
     "SIGKILL": "KillRanks",
     "give up": "GiveUpRanks",
     "say": "Say",

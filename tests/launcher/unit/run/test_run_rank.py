@@ -249,3 +249,28 @@ def test_nothing_is_ordered_before_there_is_a_shim() -> None:
     child.kill()
     child.release()
     assert (child.status, child.runs, child.ran, child.notes) == (0, False, False, [])
+
+
+@pytest.mark.parametrize(
+    ("written", "status", "expected"),
+    [
+        ("", -signal.SIGTERM, True),
+        ("", 143, True),
+        ("", -signal.SIGKILL, False),
+        ("KeyboardInterrupt", 1, True),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Terminated. ", 1, True),
+        ("RuntimeError: Connection closed by peer [10.0.0.2]:7777", 1, True),
+        ("ValueError: bad batch", 1, False),
+        ("ValueError: signal 155 of sensor", 1, False),
+    ],
+)
+def test_what_a_stop_may_have_done(written: str, status: int, expected: bool) -> None:
+    rank = a_rank(0)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        rank.handle = ShimHandle("rank", ours, 1, {}, lambda _one, _on: None)
+        rank.handle.status = status
+        if written:
+            text = f"Traceback (most recent call last):\n  x\n{written}\n"
+            rank.watcher.feed(text.encode(), 1.5, True)
+        assert rank.may_be_stopped(()) is expected

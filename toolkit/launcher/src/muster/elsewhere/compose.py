@@ -15,7 +15,8 @@ from muster.types.deadlines import variable
 from muster.types.engine import Engine
 from muster.types.run_files import of_an_outer_record
 
-STOP = variable("stop_total_s")
+STOP, HOLD = variable("stop_total_s"), variable("stop_hold_s")
+HOLD_S = 2
 # what the caller's environment may say, but not to the job
 _DONE_WITH = (
     "MUSTER_ENGINE",
@@ -109,4 +110,6 @@ def environ(
     kept.setdefault("MUSTER_QUIET", "0" if request.verbose else "1")
     if engine.stop_s is not None:
         kept.setdefault(STOP, f"{engine.stop_s:g}")
+    if engine.signals_all:
+        kept.setdefault(HOLD, f"{HOLD_S}")
     return {**kept, **made, **request.environ}

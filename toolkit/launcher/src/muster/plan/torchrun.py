@@ -16,6 +16,7 @@ from muster.plan.launchplan import (
     LaunchedRanks,
     Launcher,
     LaunchPlan,
+    Scratch,
     Starter,
     WorkEnds,
 )
@@ -51,7 +52,9 @@ def plan_torchrun(
     environ = variables.compose(staged.environ, setting.additions, setting.without)
     compiles = staged.environ.get(COMPILE_VARIABLE) == "1" and any(fact.neurons for fact in facts)
     # the compile tool puts scripts into its trial mode by its own variables
-    ranks = LaunchedRanks(makes=(*RANK_ENV, "NEURON_*") if compiles else RANK_ENV)
+    makes = (*RANK_ENV, "NEURON_*") if compiles else RANK_ENV
+    # a folder for its ranks' logs, even if there are none, which it leaves where it is killed
+    ranks = LaunchedRanks(makes=makes, scratch=Scratch(("TMPDIR",)))
     starter: Starter = Direct()
     if job.cluster.in_distribution:
         argv = _launcher_argv(job, world, staged, tools or Tools())

@@ -24,6 +24,7 @@ class Deadlines(NamedTuple):
     stop_drain_s: float = 103.0  # the three below count from the stop, not from one another
     stop_verdict_s: float = 106.0
     stop_total_s: float = 110.0
+    stop_hold_s: float = 0.0  # how long an end by a stop signal waits for a stop to be heard of
     drain_s: float = 5.0
     finish_s: float = 60.0
     leave_s: float = 5.0
@@ -72,6 +73,7 @@ RANGES: Mapping[str, tuple[float, float]] = {
     "failfast_grace_s": (0, 3_600),
     "stop_grace_s": (0, 86_400),
     "stop_total_s": (1, 86_400),
+    "stop_hold_s": (0, 60),
     "drain_s": (0, 600),
     "finish_s": (1, 3_600),
     "idle_s": (0, 86_400),

@@ -15,7 +15,8 @@ class Engine(NamedTuple):
     leader's name or address where that is all that is known, "" for none. `slots`: a hint of
     how many ranks a host holds. `job`: a name that all hosts share, "" for none. `attempt`: 1 for
     the first. `deadline_s`: when the engine ends the job, as a time of the wall clock. `stop_s`:
-    from the engine's stop signal to its SIGKILL, less a reserve. `secret_file`: where the job's
+    from the engine's stop signal to its SIGKILL, less a reserve. `signals_all`: that signal reaches
+    every process of a host, and not `train` alone. `secret_file`: where the job's
     secret is kept, "" for a variable. `logs`: patterns of files that it writes beside the script.
     `origins`: what was understood -> the variable or file.
     """
@@ -31,6 +32,7 @@ class Engine(NamedTuple):
     attempt: int | None = None
     deadline_s: float | None = None
     stop_s: float | None = None
+    signals_all: bool = False
     secret_file: str = ""
     logs: tuple[str, ...] = ()
     origins: Mapping[str, str] = {}

@@ -50,6 +50,7 @@ def read(environ: Mapping[str, str], files: Files) -> Engine | None:
         attempt=restarts + 1,
         deadline_s=None if deadline is None else float(deadline),
         stop_s=STOP_S,
+        signals_all=True,
         logs=("slurm-*.out", "slurm-*.err"),
     )
 

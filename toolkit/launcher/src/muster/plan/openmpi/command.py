@@ -101,6 +101,8 @@ _PRRTE = _Dialect(
         ("--prtemca", "plm_ssh_no_tree_spawn", "1"),
         ("--prtemca", "plm_ssh_num_concurrent", "{hosts}"),
         ("--prtemca", "oob_tcp_if_include", "{network}"),
+        # else the daemons' URI names addresses of both families, and is refused
+        ("--prtemca", "oob_tcp_disable_ipv6_family", "1"),
         ("--mca", "btl_tcp_if_include", "{network}"),
     ),
     programs=("prted",),
@@ -110,7 +112,9 @@ _PRRTE = _Dialect(
         "ess_base_nspace": r"[A-Za-z0-9@._-]{1,256}",
         "ess_base_vpid": _NUMBER,
         "ess_base_num_procs": _NUMBER,
-        "prte_hnp_uri": rf"[A-Za-z0-9@._-]{{1,256}}\.0;tcp://{{leader}}:{_NUMBER}(?::{_NUMBER})?",
+        # the last: a mask of each address of the interface
+        "prte_hnp_uri": rf"[A-Za-z0-9@._-]{{1,256}}\.0;tcp://{{leader}}:{_NUMBER}"
+        rf"(?::{_NUMBER}(?:,{_NUMBER})*)?",
     },
     known={"PREFIXES": r"[a-z,0-9_]{1,4096}", "pmix_session_server": "1"},
     flags=frozenset({"--daemonize", "--allow-run-as-root"}),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
@@ -32,6 +33,9 @@ SUMMARY_BYTES = 600
 MORE_MEMORY = "use a smaller batch, fewer workers or ranks, or an instance with more memory"
 NOWHERE = Surroundings()
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)  # as itself, or as a shell says it of its program
+_STOPS = (signal.SIGTERM, signal.SIGINT)
+STOPPED = (*(-number for number in _STOPS), *(128 + number for number in _STOPS))
+_TOLD_TO_STOP = re.compile(r"\bSIGTERM\b|[Ss]ignal:? (?:15\b|Terminated)|^KeyboardInterrupt")
 _OUR_SIGNALS = (-signal.SIGTERM, -signal.SIGKILL)  # another status is one's own: it was leaving
 
 
@@ -91,6 +95,16 @@ class Rank(Child):
     def only_followed(self, peer_loss_exit_codes: Mapping[int, str]) -> bool:
         """Whether it ended by a status that says no more than that something else went away."""
         return self.status in peer_loss_exit_codes and self.watcher.evidence() is None
+
+    def may_be_stopped(self, addresses: Iterable[str]) -> bool:
+        """Whether its end may be what a stop did to it, or to a peer or child that it lost."""
+        if self.status in STOPPED:
+            return True
+        evidence = self.watcher.evidence()
+        words = last_traceback(self.watcher.tail)
+        said = (evidence.summary if evidence is not None else "") or words
+        told = _TOLD_TO_STOP.search(said) is not None
+        return told or looks_like_lost_peer(said, words, addresses)
 
     def end(self, now: float) -> RankEnd:
         """How the rank ended; SIGKILL if it was killed and has not reported yet."""

@@ -351,7 +351,8 @@ def watch(shim: Shim, wake: int) -> int:
         waits_for_group = shim.group_signalled and not shim.running and not shim.reported
         for fd, _ in poll.poll(GROUP_POLL_MS if waits_for_group else None):
             if fd == wake:
-                os.read(wake, 512)
+                if _signal.SIGTERM in os.read(wake, 512):
+                    shim.say("signalled", int(_signal.SIGTERM))
                 continue
             code = shim.obey(receive(shim.sock))
             if code is not None:
@@ -437,6 +438,8 @@ def run(
     except OSError as error:
         pid, failed = 0, error.errno or errno.EAGAIN
     close(descriptors)
+    # heard and not obeyed: the supervisor is told that the script had it, too
+    _signal.signal(_signal.SIGTERM, lambda number, frame: None)
     shim = Shim(sock, pid)
     if failed:
         shim.running, shim.reported = False, True

@@ -98,6 +98,7 @@ class HostRanks:
         self._over = False  # no rank runs any more
         self._failed: set[int] = set()  # ranks whose failure is recorded
         self._held: set[int] = set()  # ranks whose failure waits for its cause to show
+        self._held_errors = 0  # so do these
         self._released = False
         self._agents = True  # whether ranks have agents
         self._started = False
@@ -106,7 +107,7 @@ class HostRanks:
         beside = Surrounding(
             host, loop, pool, pump, recorder, shown, self,
             lambda: self._released or self._stopping,
-            self._report_started, events.launch_failed, mask,
+            self._report_started, self._error, mask,
         )  # fmt: skip
         self._servers = Servers(beside, self._kills)
         self.launching = Launching(beside, self)
@@ -162,18 +163,54 @@ class HostRanks:
 
     def signal(self) -> None:
         """SIGTERM to every script that still runs; what has not started will not start."""
-        self._stopping = True
+        for rank in self._begin_stop(time.monotonic()):
+            self._terminate(rank)
+        self._check_gone()
+
+    def stop(self) -> None:
+        """The same for a stop from outside. If its signal reaches every process, what ended a
+        moment ago is the stop's too, and no script is to have a second one: those that the signal
+        has not reached within the moment are sent it."""
+        hold_s = self._deadlines.stop_hold_s
+        if not hold_s:
+            self.signal()
+            return
         now = time.monotonic()
-        group = self._plan is not None and not self._plan.script_is_python
+        running = self._begin_stop(now)
+        for rank in self._ranks:
+            if rank.slot.rank in self._held or (rank.handle is not None and rank.handle.has_died):
+                rank.signalled_s = min(rank.ended_s or now, now - hold_s)
+        self._held.clear()
+
+        def end_the_rest() -> None:
+            for rank in running:
+                if rank.runs and rank.handle is not None and not rank.handle.signalled:
+                    self._terminate(rank)
+
+        self._loop.after(min(hold_s, self._deadlines.stop_grace_s / 2), end_the_rest)
+        self._check_gone()
+
+    def _begin_stop(self, now: float) -> list[Rank]:
+        """Those that run and are to end from here on."""
+        self._stopping = True
+        found = []
         for rank in self._ranks:
             if rank.handle is None:
                 rank.gone = True
-            elif not rank.handle.ended and (group or not rank.handle.has_died):
+            elif not rank.handle.ended and (self._by_group or not rank.handle.has_died):
                 rank.signalled_s = now
-                rank.handle.signal(signal.SIGTERM, group)
+                found.append(rank)
         if not any(rank.handle for rank in self._ranks):
             self.launching.kill()
-        self._check_gone()
+        return found
+
+    def _terminate(self, rank: Rank) -> None:
+        assert rank.handle is not None
+        rank.handle.signal(signal.SIGTERM, self._by_group)
+
+    @property
+    def _by_group(self) -> bool:
+        return self._plan is not None and not self._plan.script_is_python
 
     def kill(self) -> None:
         """SIGKILL to everything below the shims of this host."""
@@ -229,7 +266,7 @@ class HostRanks:
         or for a server that ranks of other hosts may need."""
         if not self._stopping and not self._released:
             what, fix = NEVER_STARTED
-            self._events.launch_failed(launch_error(f"{what} ({role} on {self._host})", fix))
+            self._error(launch_error(f"{what} ({role} on {self._host})", fix))
 
     def rank_started(self, rank: Rank) -> None:
         assert rank.handle is not None
@@ -261,8 +298,11 @@ class HostRanks:
             return
         if self._plan is not None and rank.only_followed(self._plan.ends.peer_loss_exit_codes):
             # the report ends the job, and what the rank followed would not be reported any more
-            self._held.add(rank.slot.rank)
-            self._loop.after(FOLLOWED_S, lambda: self._report_held(rank))
+            self._hold(rank, FOLLOWED_S)
+        elif self._deadlines.stop_hold_s and (
+            handle.signalled or rank.may_be_stopped(self._addresses)
+        ):
+            self._hold(rank, self._deadlines.stop_hold_s)
         else:
             self._events.rank_failed(self._failure(rank))
 
@@ -297,7 +337,7 @@ class HostRanks:
         if not (self._over or self._stopping or rank.ended_s):
             what = f"the process above rank {rank.slot.rank} was killed (on {self._host})"
             fix = "look for what kills processes there: a memory limit, or a person"
-            self._events.launch_failed(launch_error(what, fix))
+            self._error(launch_error(what, fix))
 
     def _auxiliary_of(self, handle: ShimHandle) -> AuxiliaryProcess | None:
         """The launcher or server that the shim stands for."""
@@ -328,11 +368,30 @@ class HostRanks:
             fd, target, prefix, rank.watcher, keep, rank.stream_ended, is_stderr=is_stderr
         )
 
+    def _hold(self, rank: Rank, for_s: float) -> None:
+        self._held.add(rank.slot.rank)
+        self._loop.after(for_s, lambda: self._report_held(rank))
+
     def _report_held(self, rank: Rank) -> None:
-        """What the rank followed has not been reported."""
-        self._held.discard(rank.slot.rank)
-        if not self._over:
+        """What the rank followed has not been reported, and no stop."""
+        if rank.slot.rank in self._held and not self._over:
             self._events.rank_failed(self._failure(rank))
+        self._held.discard(rank.slot.rank)
+
+    def _error(self, host_error: HostError) -> None:
+        """Reports what became of a launcher, a server or a shim, unless a stop did it."""
+        hold_s = self._deadlines.stop_hold_s
+        if not hold_s:
+            self._events.launch_failed(host_error)
+            return
+        self._held_errors += 1
+
+        def report() -> None:
+            self._held_errors -= 1
+            if not self._stopping:
+                self._events.launch_failed(host_error)
+
+        self._loop.after(hold_s, report)
 
     def _check_gone(self) -> None:
         if self._over or not all(rank.gone for rank in self._ranks):
@@ -341,7 +400,7 @@ class HostRanks:
             for rank in self._ranks:  # it waits for their shims, and is waited for here
                 rank.release()
             return
-        if self._held and not self._stopping:
+        if (self._held or self._held_errors) and not self._stopping:
             return
         self._report_gone()
 

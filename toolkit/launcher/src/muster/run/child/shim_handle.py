@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from muster.run.child.child import Child
 
 REPORT_LIMIT_BYTES = 100
-_REPORTS = {b"started": 1, b"failed": 1, b"ended": 1, b"orphan": 2}
+_REPORTS = {b"started": 1, b"signalled": 1, b"failed": 1, b"ended": 1, b"orphan": 2}
 
 
 class ShimHandle:
@@ -51,6 +51,7 @@ class ShimHandle:
         self._forget: Callable[[int], None] = lambda _fd: None
         self.connected = True
         self.released = False
+        self.signalled = False  # SIGTERM has reached the shim, so it was not for `train` alone
         self._inbox = b""
         self._outbox = bytearray()
         self._waits = False

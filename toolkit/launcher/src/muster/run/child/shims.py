@@ -269,6 +269,8 @@ class ShimPool:
                 self._end(handle, 126 if numbers[0] == 13 else 127)
             elif kind == b"ended":
                 self._end(handle, numbers[0])
+            elif kind == b"signalled":
+                handle.signalled = True
             elif kind == b"orphan":
                 self.adopted(numbers[0], numbers[1])
 

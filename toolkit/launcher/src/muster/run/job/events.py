@@ -115,6 +115,7 @@ class Do(Enum):
     SPAWN = "Spawn"  # start the ranks of this host, or their launcher
     WIND_DOWN_RANKS = "WindDownRanks"  # SIGTERM to each script that does nothing any more
     SIGNAL_RANKS = "SignalRanks"  # SIGTERM to the scripts
+    STOP_RANKS = "StopRanks"  # the same, but for those that the engine's own signal has reached
     KILL_RANKS = "KillRanks"  # SIGKILL to everything below the shims and launchers
     GIVE_UP_RANKS = "GiveUpRanks"  # `AllGone` follows at once, with the ranks that are not gone
     FINISH = "Finish"  # close the channel and end

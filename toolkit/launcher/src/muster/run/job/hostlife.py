@@ -259,7 +259,9 @@ class HostLife:
         if before in _NO_RANKS:
             return [*self._end_staging(), *self._all_gone(AllGone((), ()), now)]
         self._enter(State.STOP, now)
-        return [Say(f"stopping the ranks of this host: {stop.by}", "WARNING"), Do.SIGNAL_RANKS]
+        by_signal = stop.external and stop.by.startswith("SIG")
+        deed = Do.STOP_RANKS if by_signal else Do.SIGNAL_RANKS
+        return [Say(f"stopping the ranks of this host: {stop.by}", "WARNING"), deed]
 
     def _all_gone(self, event: AllGone, now: float) -> list[Action]:
         if self.state in _OVER or self.state is State.ENDED:

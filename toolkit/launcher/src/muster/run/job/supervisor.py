@@ -34,7 +34,7 @@ from muster.run.job.hostlife import HostLife, State
 from muster.run.job.observing import Observing
 from muster.run.job.teardown import Teardown
 from muster.run.job.verdict import from_host_error, placed
-from muster.types.errors import MusterError, StoppedError
+from muster.types.errors import InstallError, MusterError, StoppedError
 from muster.types.machine import HostFacts
 from muster.types.masking import Masker
 from muster.types.outcome import Outcome, RankFailure, Succeeded, signal_name
@@ -127,6 +127,7 @@ class _Supervisor:
             e.Do.SPAWN: lambda: self._guard(self._spawn),
             e.Do.WIND_DOWN_RANKS: self._ranks.wind_down,
             e.Do.SIGNAL_RANKS: self._ranks.signal,
+            e.Do.STOP_RANKS: self._ranks.stop,
             e.Do.KILL_RANKS: self._ranks.kill,
             e.Do.GIVE_UP_RANKS: self._ranks.give_up,
             e.Do.FINISH: lambda: self._endpoint.linger(self._loop.stop),
@@ -267,6 +268,9 @@ class _Supervisor:
                 return
             except BaseException as error:
                 event = e.HostFailed(host_error_of(error, self._mask))
+                if isinstance(error, InstallError) and self._context.deadlines.stop_hold_s:
+                    # its installer may have had a stop signal that this host has yet to hear of
+                    time.sleep(self._context.deadlines.stop_hold_s)
             self._loop.post(lambda: self._happen(event))
 
         self._thread = threading.Thread(target=run, name=name, daemon=True)
