@@ -15,13 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from urllib.parse import parse_qs, urlsplit
 
+from tests.launcher.elsewhere.api_kinds import discovery
+
 NAMESPACE = "team"
-GROUPS = {
-    "v1": {"Secret": "secrets", "ConfigMap": "configmaps", "Service": "services", "Pod": "pods"},
-    "batch/v1": {"Job": "jobs"},
-    "jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
-    "trainer.kubeflow.org/v1alpha1": {"TrainJob": "trainjobs"},
-}
 
 
 class Asked(NamedTuple):
@@ -50,7 +46,7 @@ class Cluster:
     def answer(self, verb: str, address: str, body: dict[str, Any]) -> tuple[int, Any]:
         url = urlsplit(address)
         query, path = parse_qs(url.query), url.path.strip("/").split("/")
-        if (found := _discovery(path)) is not None:
+        if (found := discovery(path)) is not None:
             return 200, found
         if "namespaces" not in path:
             return _problem(404, "not found")
@@ -85,12 +81,9 @@ class Cluster:
         if name:
             return 200, self.kept[plural, name]
         wanted = [one.split("=") for one in query.get("labelSelector", [""])[0].split(",") if one]
-        items = [
-            one
-            for (kind, _), one in self.kept.items()
-            if kind == plural
-            and all(one["metadata"].get("labels", {}).get(key) == value for key, value in wanted)
-        ]
+        items = [one for (kind, _), one in self.kept.items() if kind == plural]
+        for key, value in wanted:
+            items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
         return 200, {"kind": "List", "apiVersion": version, "metadata": {}, "items": items}
 
 
@@ -98,50 +91,6 @@ def _problem(status: int, words: str) -> tuple[int, Any]:
     reason = {403: "Forbidden", 404: "NotFound", 409: "AlreadyExists"}.get(status, "BadRequest")
     problem = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": status}
     return status, {**problem, "reason": reason, "message": words}
-
-
-def _discovery(path: list[str]) -> Any:
-    """What kinds there are, and that the server judges the fields of objects by itself."""
-    if path == ["version"]:
-        return {"major": "1", "minor": "32", "gitVersion": "v1.32.4", "platform": "linux/amd64"}
-    if path == ["api"]:
-        return {"kind": "APIVersions", "versions": ["v1"]}
-    if path == ["apis"]:
-        found = []
-        for group, version in (one.split("/") for one in GROUPS if "/" in one):
-            here = {"groupVersion": f"{group}/{version}", "version": version}
-            found.append({"name": group, "versions": [here], "preferredVersion": here})
-        return {"kind": "APIGroupList", "apiVersion": "v1", "groups": found}
-    version = "/".join(path[1:])
-    if path[0] in ("api", "apis") and version in GROUPS:
-        verbs = ["create", "delete", "get", "list", "patch"]
-        resources = [
-            {"name": plural, "singularName": "", "namespaced": True, "kind": kind, "verbs": verbs}
-            for kind, plural in GROUPS[version].items()
-        ]
-        resources += [{"name": "pods/log", "namespaced": True, "kind": "Pod", "verbs": ["get"]}]
-        return {"kind": "APIResourceList", "groupVersion": version, "resources": resources}
-    if path == ["openapi", "v3"]:
-        at = [("api/" if one == "v1" else "apis/") + one for one in GROUPS]
-        return {"paths": {one: {"serverRelativeURL": f"/openapi/v3/{one}"} for one in at}}
-    if path[:2] == ["openapi", "v3"]:
-        version = "/".join(path[3:])
-        parameters = [{"name": "fieldValidation", "in": "query"}, {"name": "dryRun", "in": "query"}]
-        group, _, last = version.rpartition("/")
-        paths = {
-            f"/{path[2]}/{version}/namespaces/{{namespace}}/{plural}": {
-                verb: {
-                    "parameters": parameters,
-                    "x-kubernetes-group-version-kind": {
-                        "group": group, "version": last, "kind": kind
-                    },
-                }
-                for verb in ("post", "patch")
-            }
-            for kind, plural in GROUPS[version].items()
-        }
-        return {"openapi": "3.0.0", "info": {"title": "", "version": ""}, "paths": paths}
-    return None
 
 
 @contextmanager
@@ -155,28 +104,25 @@ def api_server(folder: Path) -> Iterator[Cluster]:
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = json.loads(data) if data else {}
             status, found = cluster.answer(self.command, self.path, body)
-            text = found if isinstance(found, str) else json.dumps(found)
+            text = (found if isinstance(found, str) else json.dumps(found)).encode()
             self.send_response(status)
-            kind = "text/plain" if isinstance(found, str) else "application/json"
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(text.encode())))
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(text)))
             self.end_headers()
-            self.wfile.write(text.encode())
+            self.wfile.write(text)
 
-        do_GET = do_POST = do_PATCH = do_DELETE = _any
+        do_GET = do_POST = do_PATCH = do_DELETE = _any  # noqa: N815
 
-        def log_message(self, *words: object) -> None:
-            pass
+        def log_message(self, *words: object) -> None: ...
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     address = f"http://127.0.0.1:{server.server_port}"
     cluster = Cluster(address, folder / "kubeconfig")
     context = {"name": "test", "context": {"cluster": "c", "namespace": NAMESPACE, "user": ""}}
-    config = {
-        "apiVersion": "v1", "kind": "Config", "current-context": "test", "contexts": [context],
-        "clusters": [{"name": "c", "cluster": {"server": address}}],
-    }
-    cluster.kubeconfig.write_text(json.dumps(config))
+    config = {"apiVersion": "v1", "kind": "Config", "current-context": "test"}
+    clusters = [{"name": "c", "cluster": {"server": address}}]
+    whole = {**config, "contexts": [context], "clusters": clusters}
+    cluster.kubeconfig.write_text(json.dumps(whole))
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
     thread.start()
     try:

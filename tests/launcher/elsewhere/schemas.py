@@ -18,7 +18,8 @@ def problem(version: str, made: dict[str, Any]) -> str:
 
         name = {"JobSet": "JobsetV1alpha2JobSet", "TrainJob": "TrainerV1alpha1TrainJob"}[kind]
         back = json.loads(getattr(models, name).from_dict(made).to_json())
-        return "" if back == made else f"{kind}: lost {missing(made, back)}"
+        lost = missing(made, back)
+        return f"{kind}: lost {lost}" if lost else ""
     import kubernetes_validate
 
     try:

@@ -48,9 +48,9 @@ def test_a_field_that_does_not_exist_is_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("kind", "made"), [("jobset", "JobSet"), ("trainjob", "TrainJob")])
 def test_other_kinds_are_what_their_models_know(tmp_path: Path, kind: str, made: str) -> None:
-    words = [word for word in FULL if word != "spec.suspend=true"]
-    words = [word for at, word in enumerate(words) if words[at : at + 2] != ["--set"]]
-    found = printed(tmp_path, "--kind", kind, *words[: words.index("--set") + 4])
+    gpus = {"jobset": "container.resources", "trainjob": "spec.trainer.resourcesPerNode"}[kind]
+    words = (*FULL[: FULL.index("--set")], "--set", f"{gpus}.limits[nvidia.com/gpu]=8")
+    found = printed(tmp_path, "--kind", kind, *words)
     assert [one["kind"] for one in found] == ["Secret", "ConfigMap", made]
     asked = [("1.32", one) for one in found]
     assert problems(*asked) == [""] * len(asked)

@@ -6,7 +6,6 @@ import json
 
 from muster.local.request import Request
 
-
 IMAGE, S3 = "image:", "s3://"
 
 

@@ -83,7 +83,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
         with open(os.path.join(job.run, key), encoding="utf-8") as file:
             told[key] = file.read().strip()
     name, space = main["metadata"]["name"], main["metadata"].get("namespace", "")
-    where = {"kind": job.kind or "job"}
+    where = {"kind": job.kind or "job", "run": ""}  # in a pod muster finds its only run
     code, out, _ = client.outcome(["kubectl", "config", "current-context"])
     if not code and out.strip():  # in a pod there is none
         where["context"] = out.strip()
@@ -183,7 +183,9 @@ def inside(job: Submitted) -> list[str]:
         first = about.get("annotations", {}).get(INDEX) == "0"
         if first and pod.get("status", {}).get("phase") == "Running":
             return [*_kubectl(job, "exec"), about["name"], "--", "muster"]
-    raise UsageError(f"no pod of {job.job_id} with index 0 runs", f"muster submit --status {job.run}")
+    raise UsageError(
+        f"no pod of {job.job_id} with index 0 runs", f"muster submit --status {job.run}"
+    )
 
 
 def _kubectl(job: Submitted, verb: str) -> list[str]:

@@ -87,8 +87,8 @@ def object_name(job: Submission) -> str:
 
 
 def objects(job: Submission, code: bytes) -> list[dict[str, Any]]:
-    """All of them, the Secret first and the job last. `code`: packed, b"" where the pods have it elsewhere. Raises UsageError for
-    settings and folders that cannot be."""
+    """All of them, the Secret first and the job last. `code`: packed, b"" where the pods have it
+    elsewhere. Raises UsageError for settings and folders that cannot be."""
     name = object_name(job)
     labels = {
         "app.kubernetes.io/name": job.name,
@@ -214,10 +214,12 @@ _MAKERS = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}
 
 def _failure_policy() -> dict[str, Any]:
     codes = {"containerName": "muster", "operator": "NotIn", "values": sorted(AGAIN)}
+    disrupted = {"type": "DisruptionTarget", "status": "True"}  # drained or preempted
     return {
         "rules": [
-            {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]},
-            {"action": "FailJob", "onExitCodes": codes},
+            {"action": "Ignore", "onPodConditions": [disrupted]},
+            # the schemas of 1.28 and before ask for conditions in every rule
+            {"action": "FailJob", "onExitCodes": codes, "onPodConditions": []},
         ]
     }
 

@@ -40,7 +40,9 @@ def _parts(path: str) -> list[str | int]:
         raise UsageError(f"--set {short(path)}: that is no path", f"names and [index], {EXAMPLE}")
     found: list[str | int] = []
     for name, bracket in _PART.findall(path):
-        found.append(name or (int(bracket) if bracket.isascii() and bracket.isdecimal() else bracket))
+        found.append(
+            name or (int(bracket) if bracket.isascii() and bracket.isdecimal() else bracket)
+        )
     return found
 
 
