@@ -11,6 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from muster.arguments import Parser
+from muster.local.command import add_job_options, read_job
+from muster.local.request import Request
 from tests.support.venvs import CHECKOUT, UnavailableError, locked_environment
 from tests.support.waiting import within
 
@@ -32,7 +35,8 @@ def submit(folder: Path, *words: str, environ: dict[str, str] | None = None) -> 
     if not script.exists():
         script.write_text(SCRIPT)
     about = ("--status", "--cancel", "--follow")
-    first = () if words and words[0] in about else (str(script),)
+    there = any(word.startswith(("image:", "s3:")) for word in words)
+    first = () if words and words[0] in about else ("train.py" if there else str(script),)
     argv = [sys.executable, "-m", "muster", "submit", *first, *words]
     around = {**os.environ, "HOME": str(folder), **(environ or {})}
     done = subprocess.run(
@@ -76,3 +80,14 @@ def problems(*pairs: tuple[str, dict[str, Any]]) -> list[str]:
     )
     assert done.returncode == 0, done.stderr
     return list(json.loads(done.stdout))
+
+
+def request_of(**more: object) -> Request:
+    """A request for two hosts whose code is in the image."""
+    words = ["train.py", "--source-dir", "image:/opt/ml/code"]
+    parser = Parser("")
+    parser.add_argument("script")
+    add_job_options(parser)
+    return read_job(parser.parse_args(words), packed=True, far=True, script_arguments=())._replace(
+        hosts=2, **more
+    )

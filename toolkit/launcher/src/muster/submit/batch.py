@@ -92,16 +92,17 @@ def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> State:
         return State(word, 0)
     if word != FAILED:
         return State(word, None, why)
-    code = _exit_code(found.get(main, {})) or _exit_code(told)
+    code = _exit_code(found.get(main, {}))
+    code = _exit_code(told) if code is None else code
     ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_CODE
     return State(STOPPED, STOPPED_CODE, why) if ended else State(FAILED, code, why)
 
 
 def _exit_code(told: dict[str, Any]) -> int | None:
-    """Of the last attempt."""
-    last = [*told.get("attempts", []), told][-1 if told.get("container") else 0]
-    code = last.get("container", {}).get("exitCode")
-    return code if type(code) is int else None
+    """Of the last attempt that has one."""
+    attempts = (told, *reversed(told.get("attempts", [])))
+    codes = (one.get("container", {}).get("exitCode") for one in attempts)
+    return next((code for code in codes if type(code) is int), None)
 
 
 def cancel(job: Submitted) -> None:

@@ -32,7 +32,11 @@ It writes the engine's own file, gives it to the engine's own client, and keeps 
 folder. On every host `muster run` then does what `train` does on SageMaker. `muster ps`, `stacks`
 and `stop` take the run folder, and ask the job where it runs.
 """
-TARGETS = {"slurm": "muster.submit.slurm", "kubernetes": "muster.submit.kubernetes"}
+TARGETS = {
+    "slurm": "muster.submit.slurm",
+    "kubernetes": "muster.submit.kubernetes",
+    "batch": "muster.submit.batch",
+}
 OWN_FILES = ("kubernetes", "batch")  # their hosts see no folder of this machine
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
@@ -110,6 +114,9 @@ def _submit(args: argparse.Namespace) -> int:
         raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
     target = target_of(args.on)
     packed = bool(code_elsewhere(args.source_dir or ""))
+    if packed and os.path.isabs(args.script or ""):
+        what = f"{args.script} is a path of this machine, and the code is elsewhere"
+        raise UsageError(what, f"name it from {args.source_dir}: {os.path.basename(args.script)}")
     request = read_job(args, image=None, packed=packed, far=args.on in OWN_FILES)
     request = request._replace(hosts=args.count or 1)
     preparation.distribution_keys(request)
