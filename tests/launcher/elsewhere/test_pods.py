@@ -19,7 +19,6 @@ from tests.support.hosts import networks, skip_without_networks
 from tests.support.venvs import CHECKOUT
 from tests.support.waiting import wait_until
 
-pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 WAIT_S = 90.0
 IMAGE = Image(
     {"PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin", "MUSTER_JOIN_S": "60"},

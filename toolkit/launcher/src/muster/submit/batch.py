@@ -9,6 +9,7 @@ import time
 from typing import Any
 
 from muster.arguments import UsageError
+from muster.local.record.layout import BATCH_REQUESTS, SECRET
 from muster.submit import batch_job, client, folder
 from muster.submit.values import (
     FAILED,
@@ -25,7 +26,6 @@ from muster.submit.values import (
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
-DOCUMENT = "batch.json"
 LOG_GROUP = "/aws/batch/job"
 EVERY_S = 3.0  # logs are asked for
 MOST = 16  # nodes whose output is shown
@@ -52,11 +52,11 @@ def render(job: Submission) -> str:
 def hand_over(job: Submission, text: str) -> Submitted:
     """Registers a revision of the definition, and submits. Variables go with the job alone, since
     definitions stay and are read by more people."""
-    folder.write_private(os.path.join(job.run, DOCUMENT), text)
+    folder.write_private(os.path.join(job.run, BATCH_REQUESTS), text)
     asked = json.loads(text)
     environ = dict(job.request.environ)
     if not job.settings.get("secret"):
-        with open(os.path.join(job.run, folder.SECRET), encoding="utf-8") as file:
+        with open(os.path.join(job.run, SECRET), encoding="utf-8") as file:
             environ[batch_job.SECRET] = file.read().strip()
     nodes = f"0:{job.request.hosts - 1}"
     told = {"targetNodes": nodes, "containerOverrides": {"environment": batch_job.pairs(environ)}}

@@ -9,6 +9,7 @@ from typing import Any
 
 from muster.arguments import UsageError, tell
 from muster.local import preparation
+from muster.local.record.layout import KUBERNETES_OBJECTS
 from muster.submit import client, folder, kubernetes_job
 from muster.submit.arguments import code_elsewhere
 from muster.submit.kubernetes_job import INSTANCE, KINDS
@@ -29,7 +30,7 @@ from muster.submit.values import (
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
-DOCUMENT, _BEGIN = "job.yaml", "---\n"
+_BEGIN = "---\n"  # of a document
 INDEX = "batch.kubernetes.io/job-completion-index"
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)
 _FOUND = '{.kind}{" "}{.metadata.namespace}{" "}{.metadata.uid}{" "}{.apiVersion}{"\\n"}'
@@ -76,7 +77,7 @@ def packed(job: Submission) -> bytes:
 def hand_over(job: Submission, text: str) -> Submitted:
     """Has the cluster judge the whole document, then make it. What was made before an error is
     deleted again."""
-    folder.write_private(os.path.join(job.run, DOCUMENT), text)
+    folder.write_private(os.path.join(job.run, KUBERNETES_OBJECTS), text)
     objects = [json.loads(one) for one in text.split(_BEGIN)[1:]]
     told, main = objects[0]["stringData"], objects[-1]
     for key in told:  # the run folder has files of the same names

@@ -11,6 +11,7 @@ from typing import Any
 
 from muster.arguments import UsageError
 from muster.contract.engines.kubernetes import STOP_S
+from muster.local.record.layout import ENVIRON, SECRET  # the Secret has them by these names
 from muster.local.request import Request
 from muster.submit.arguments import code_elsewhere, run_arguments
 from muster.submit.manifest_paths import Roots, change
@@ -30,7 +31,7 @@ MARGIN_S = 5  # from the end of the ranks' time to SIGKILL
 # somebody applies as it is never starts
 LEFT_OUT = "set by muster"
 TOLD, BASE = "/etc/muster", "/opt/ml"
-SECRET, ENVIRON, CODE = "secret", "environ.json", "source.tar.gz"
+CODE = "source.tar.gz"
 CLAIM = "pvc:"
 RUNTIME = "torch-distributed"
 _MAX_LABEL = 63

@@ -25,6 +25,7 @@ class PodLogs:
         self._known: set[str] = set()
         self._asking: subprocess.Popen[bytes] | None = None
         self._asked = -EVERY_S
+        self._text = b""  # of the answer, as far as it has come
         self._followed: list[_Followed] = []
 
     def more(self) -> None:
@@ -66,7 +67,7 @@ class PodLogs:
 
     def _answer(self, asking: subprocess.Popen[bytes]) -> bool:
         """Whether the client has answered; follows the pods that it names."""
-        self._text = getattr(self, "_text", b"") + _read(asking)
+        self._text += _read(asking)
         if asking.poll() is None:
             return False
         self._text += _read(asking)
