@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from muster.arguments import UsageError
+from muster.submit import folder, kubernetes
 from tests.launcher.elsewhere.api_server import NAMESPACE, Cluster, api_server
 from tests.launcher.elsewhere.submitting import Said, submit
 
@@ -141,6 +143,33 @@ def test_following_shows_all_pods_and_ends_with_the_jobs_code(cluster: Cluster) 
     said = asked(cluster, "--follow", "run")
     assert said.code == 7, said.err
     assert sorted(said.out.splitlines()) == ["last of 0", "last of 1", "line of 0", "line of 1"]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_other_kinds_are_made_asked_and_taken_away(cluster: Cluster, kind: str) -> None:
+    job = submitted(cluster, "--kind", kind)
+    assert cluster.made() == sorted(f"{one}/{job}" for one in ("secrets", "configmaps", f"{kind}s"))
+    (reference,) = cluster.kept["secrets", job]["metadata"]["ownerReferences"]
+    assert reference["kind"].lower() == kind and "/" in reference["apiVersion"]
+    done = {"type": "Completed" if kind == "jobset" else "Complete", "status": "True"}
+    cluster.kept[f"{kind}s", job]["status"] = {"conditions": [done]}
+    assert "succeeded" in asked(cluster, "--status", "run").out
+    assert asked(cluster, "--cancel", "run").code == 0
+    assert cluster.made() == []
+
+
+def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever order the pods come in, and of a second attempt to the one that runs."""
+    job = submitted(cluster)
+    pod(cluster, job, 1, "Running")
+    kept = folder.read(str(cluster.kubeconfig.parent / "run"))
+    assert kept is not None
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    with pytest.raises(UsageError, match="no pod of"):
+        kubernetes.inside(kept)
+    name = pod(cluster, job, 0, "Running")
+    where = ["--context=test", "--namespace=team"]
+    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, name, "--", "muster"]
 
 
 def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:

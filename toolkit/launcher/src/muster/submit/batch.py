@@ -1,4 +1,9 @@
-"""Jobs of AWS Batch by boto3, which is an extra and imported here only."""
+"""Jobs of AWS Batch by boto3, which is an extra and imported here only.
+
+Batch knows a job by one id, and its nodes by `ID#0`, `ID#1`, ...: exit codes and the names of log
+streams are the nodes'. Credentials are as boto3 finds them, and no question waits for longer than
+two tries of 25 s.
+"""
 
 from __future__ import annotations
 
@@ -150,12 +155,15 @@ class NodeLogs:
         self.more()
 
     def _streams(self) -> list[str]:
+        """Of the nodes that have begun to print."""
         nodes = [_node(self._job, index) for index in range(min(self._job.hosts, MOST))]
         found = _answer(_client("batch", self._job), "describe_jobs", jobs=nodes)["jobs"]
         names = (one.get("container", {}).get("logStreamName") for one in found)
         return [name for name in names if name]
 
     def _pass_on(self, stream: str) -> None:
+        """From where the last question ended. At the end of a stream CloudWatch gives the token
+        back that it was asked with."""
         service = _client("logs", self._job)
         while True:
             token = self._tokens.get(stream)
@@ -171,6 +179,7 @@ class NodeLogs:
 
 
 def _node(job: Submitted, index: int) -> str:
+    """The id of a node; 0 is the main one."""
     return f"{job.job_id}#{index}"
 
 
@@ -185,7 +194,7 @@ def _client(service: str, job: Submitted | None = None) -> Any:
         raise UsageError("AWS Batch is asked by boto3, which is not installed here", fix) from None
     region = job.where.get("region") if job is not None else None
     limits = Config(
-        connect_timeout=10, read_timeout=30, retries={"total_max_attempts": 2, "mode": "standard"}
+        connect_timeout=10, read_timeout=15, retries={"total_max_attempts": 2, "mode": "standard"}
     )
     try:
         return boto3.client(service, region_name=region, config=limits)

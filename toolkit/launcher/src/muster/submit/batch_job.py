@@ -1,4 +1,8 @@
-"""A multi-node job of AWS Batch as the two requests that make it. Pure."""
+"""A multi-node job of AWS Batch as the two requests that make it. Pure.
+
+One definition with one range of nodes, all alike. The main node leads: Batch takes its exit code
+for the job's, and ends the others when it ends.
+"""
 
 from __future__ import annotations
 
@@ -111,7 +115,8 @@ def requests(job: Submission) -> Requests:
 
 
 def retry_strategy(retries: int) -> dict[str, Any]:
-    """By the main node's exit code, which is the job's."""
+    """By the main node's exit code, which is the job's: the first rule that fits counts, and there
+    may be five. Without the last one everything would be tried again."""
     again = [{"onExitCode": str(code), "action": "RETRY"} for code in sorted(AGAIN)]
     lost = {"onStatusReason": "Host EC2*", "action": "RETRY"}
     rules = [lost, *again, {"onReason": "*", "action": "EXIT"}]

@@ -1,4 +1,8 @@
-"""Jobs of Kubernetes by kubectl, in the user's own context and namespace."""
+"""Jobs of Kubernetes by kubectl, in the user's own context and namespace.
+
+Both are kept with the job, so that it is found again when the user has moved on to others. Names of
+what was made need not be kept: one label has them all.
+"""
 
 from __future__ import annotations
 
@@ -76,7 +80,11 @@ def packed(job: Submission) -> bytes:
 
 def hand_over(job: Submission, text: str) -> Submitted:
     """Has the cluster judge the whole document, then make it. What was made before an error is
-    deleted again."""
+    deleted again.
+
+    Secrets are put in only now, and go to kubectl by stdin: they are on no command line and in no
+    file but the run folder's own of mode 600.
+    """
     folder.write_private(os.path.join(job.run, KUBERNETES_OBJECTS), text)
     objects = [json.loads(one) for one in text.split(_BEGIN)[1:]]
     told, main = objects[0]["stringData"], objects[-1]
@@ -140,7 +148,11 @@ STOPPED_CODE = 143
 
 
 def exit_code(pods: list[dict[str, Any]]) -> int | None:
-    """The first that a retry does not help, since it ends the job, else the last one."""
+    """The first that a retry does not help, since it ends the job, else the last one.
+
+    Not 137 while there is another: pods that are still there at the end of their grace period get
+    SIGKILL, whatever the job ended with.
+    """
     ends = []
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", []):
@@ -190,6 +202,7 @@ def inside(job: Submitted) -> list[str]:
 
 
 def _kubectl(job: Submitted, verb: str) -> list[str]:
+    """kubectl where the job is. The verb comes first: errors are named by it."""
     where = ("context", "namespace")
     return ["kubectl", verb, *(f"--{key}={job.where[key]}" for key in where if job.where.get(key))]
 
@@ -225,6 +238,8 @@ def _own(job: Submitted, kinds: list[str], owner: dict[str, str]) -> None:
 
 
 def _deletion(job: Submitted) -> list[str]:
+    """Deletes by the label, also what is owned by nobody. In the foreground: the job is gone when
+    its pods are, and until then --status says that it is being deleted."""
     kinds = f"{KINDS[job.where['kind']]},services,secrets,configmaps"
     argv = [*_kubectl(job, "delete"), kinds, "-l", f"{INSTANCE}={job.job_id}"]
     return [*argv, "--cascade=foreground", "--wait=false"]

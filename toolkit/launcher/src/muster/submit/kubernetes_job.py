@@ -1,4 +1,9 @@
-"""A job of Kubernetes as the objects that make it. Pure."""
+"""A job of Kubernetes as the objects that make it. Pure.
+
+A Secret has what nobody else is to read, a ConfigMap the packed code, and one volume shows both to
+the pods. Pods find one another by a headless Service; of the leader all know the name, and the
+others prove by the secret that they belong to the job. Everything has one name and one label.
+"""
 
 from __future__ import annotations
 
@@ -32,10 +37,10 @@ MARGIN_S = 5  # from the end of the ranks' time to SIGKILL
 LEFT_OUT = "set by muster"
 TOLD, BASE = "/etc/muster", "/opt/ml"
 CODE = "source.tar.gz"
-CLAIM = "pvc:"
 RUNTIME = "torch-distributed"
 _MAX_LABEL = 63
 _CLAIM = re.compile(r"pvc:(?P<claim>[a-z0-9][a-z0-9.-]*)(/(?P<path>.+))?")
+# of `--set`: what would contradict what the hosts are told, or has an option
 _DECIDED = {
     "metadata.name": "use --name",
     "container.image": "use --image",
@@ -149,6 +154,10 @@ def _object(version: str, kind: str, **fields: object) -> dict[str, Any]:
 def _indexed_job(
     job: Submission, name: str, labels: Mapping[str, str], code: bool
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
+    """(the job, its pods' spec, their container), as all makers return them.
+
+    Kubernetes gives each pod an index, a host name and a name of DNS below the service's.
+    """
     container = _container(job, name, code)
     pod = {"subdomain": name, **_pod(job, name, code, container)}
     hosts = job.request.hosts
@@ -167,7 +176,11 @@ def _indexed_job(
 def _job_set(
     job: Submission, name: str, labels: Mapping[str, str], code: bool
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """All pods begin again together, by JobSet's own restarts."""
+    """All pods begin again together, by JobSet's own restarts.
+
+    The job inside never retries by itself: it fails, by its policy or by its first pod that ends
+    with a code worth a retry, and JobSet tells the two apart by the reason.
+    """
     main, pod, container = _indexed_job(job, name, labels, code)
     del pod["subdomain"]  # JobSet's, as the service is
     inner = {**main["spec"], "backoffLimit": 0}
@@ -186,7 +199,11 @@ def _job_set(
 def _train_job(
     job: Submission, name: str, labels: Mapping[str, str], code: bool
 ) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-    """The cluster's runtime has the pods' template and decides on retries: this patches it."""
+    """The cluster's runtime has the pods' template and decides on retries: this patches it.
+
+    A patch may add volumes, mounts and variables; the runtime's replicated job and container are
+    both called `node`, and it sets PET_NNODES and the like, by which `muster run` knows its place.
+    """
     whole = _container(job, name, code)
     container = {"name": "node", "volumeMounts": whole["volumeMounts"]}
     kept = ("terminationGracePeriodSeconds", "volumes")
@@ -214,6 +231,11 @@ _MAKERS = {"job": _indexed_job, "jobset": _job_set, "trainjob": _train_job}
 
 
 def _failure_policy() -> dict[str, Any]:
+    """The table of docs/reference/exit-codes.md: the first rule that fits a failed pod counts.
+
+    A pod that was evicted is made anew for nothing; a code that no retry helps ends the job, and
+    any other one counts against `backoffLimit`.
+    """
     codes = {"containerName": "muster", "operator": "NotIn", "values": sorted(AGAIN)}
     disrupted = {"type": "DisruptionTarget", "status": "True"}  # drained or preempted
     return {
@@ -268,6 +290,12 @@ def _pod(job: Submission, name: str, code: bool, container: dict[str, Any]) -> d
 
 
 def _container(job: Submission, name: str, code: bool) -> dict[str, Any]:
+    """`muster run` as PID 1, so that the kubelet's SIGTERM reaches it.
+
+    The leader is named although `muster run` would find it in /etc/hosts: in pods with the node's
+    network (`hostNetwork`) that file is the node's. Of a failure before `train` has begun, such as
+    a wrong option, the kubelet shows the end of the log.
+    """
     grace_s = STOP_S if job.grace_s is None else job.grace_s
     environ = {
         "MUSTER_ENGINE": "kubernetes",
@@ -295,6 +323,7 @@ def _container(job: Submission, name: str, code: bool) -> dict[str, Any]:
 
 
 def _channels(request: Request) -> dict[str, Mounted]:
+    """Where the pods have each channel. Raises UsageError."""
     return {
         name: folder_of(text, f"--channel {name}", f"/mnt/channels/{name}", readonly=True)
         for name, text in request.channels.items()
@@ -302,6 +331,7 @@ def _channels(request: Request) -> dict[str, Mounted]:
 
 
 def _checkpoint(request: Request) -> list[Mounted]:
+    """Where the pods have the folder that outlives them, if there is one. Raises UsageError."""
     if not request.checkpoint:
         return []
     return [folder_of(request.checkpoint, "--checkpoint", "/mnt/checkpoint")]

@@ -1,4 +1,8 @@
-"""What the pods of a job print, by one `kubectl logs --follow` for each."""
+"""What the pods of a job print, by one `kubectl logs --follow` for each.
+
+kubectl can follow pods by a label itself, but only those that run when it begins: not the ones that
+wait for a node, and none of a second attempt.
+"""
 
 from __future__ import annotations
 

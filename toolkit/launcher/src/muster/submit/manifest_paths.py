@@ -1,4 +1,8 @@
-"""`--set PATH=VALUE`: changes of an object of Kubernetes. Pure."""
+"""`--set PATH=VALUE`: changes of an object of Kubernetes, or of a request to AWS. Pure.
+
+Whether a field exists is for the engine to judge, which knows its own version's: only a path that
+is none, or that leads through something of another kind, is refused here.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +40,7 @@ def change(roots: Roots, path: str, text: str) -> None:
 
 
 def _parts(path: str) -> list[str | int]:
+    """Names and keys as texts, indices as numbers. Keys in brackets may have dots and slashes."""
     if not _PATH.fullmatch(path):
         raise UsageError(f"--set {short(path)}: that is no path", f"names and [index], {EXAMPLE}")
     found: list[str | int] = []
@@ -47,6 +52,8 @@ def _parts(path: str) -> list[str | int]:
 
 
 def _value(text: str) -> object:
+    """JSON, else the text itself, so that names need no quotes. NaN and the like are texts, too:
+    they are no JSON, although Python reads them."""
     try:
         return json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError):
