@@ -45,6 +45,14 @@ data = Path(os.environ["SM_CHANNEL_TRAIN"], "x").read_text()
 told = [rank, os.environ["MASTER_ADDR"], data, os.getuid(), sys.argv[1:]]
 print("said", json.dumps(told), flush=True)
 """
+SUM = """\
+import json, os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print("said", json.dumps([int(total), dist.get_world_size()]), flush=True)
+dist.destroy_process_group()
+"""
 Start = Callable[..., IndexedJob]
 
 
@@ -98,6 +106,16 @@ def test_a_job_of_two_pods_succeeds_without_root(start: Start) -> None:
         assert leader, line
     secret = node.data["secret", node.name]["secret"].decode()
     assert secret not in logs(node)
+
+
+@pytest.mark.torch
+@pytest.mark.long
+def test_ranks_of_two_pods_train_together(start: Start, tmp_path: Path) -> None:
+    (tmp_path / "code" / "train.py").write_text(SUM)
+    ranks = ("--distribution", "torch_distributed", "--processes-per-host", "2")
+    node = start("", *SAFE, *ranks, "--oversubscribe")
+    assert ended(node) == "Complete", logs(node)
+    assert [pod.log.count("said [10, 4]") for pod in node.pods] == [2, 2], logs(node)
 
 
 def test_a_failure_ends_the_job_at_once_and_is_what_a_person_sees(start: Start) -> None:
