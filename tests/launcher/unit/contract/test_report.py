@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from muster.contract import report
 from muster.contract.report import RESERVE, reserve, write
 from muster.types.job import Paths
 from muster.types.masking import Masker
@@ -40,6 +42,37 @@ def test_success_leaves_an_empty_success_file(paths: Paths) -> None:
     reserve(paths)
     assert write(paths, Succeeded(), PLAIN)
     assert output(paths) == {"success": ""}
+
+
+@pytest.mark.parametrize("engine", ["kubernetes", "slurm", ""])
+def test_the_kubelet_is_told_in_a_pod_of_muster_run_only(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str
+) -> None:
+    """Also `muster local` may run in a pod, whose end is another."""
+    told = tmp_path / "termination-log"
+    told.write_text("")
+    monkeypatch.setattr(report, "TERMINATION", str(told))
+    Path(paths.config).mkdir(parents=True)
+    if engine:
+        Path(paths.config, "muster-engine.json").write_text(json.dumps({"engine": engine}))
+    assert write(paths, FAILED, PLAIN)
+    assert told.read_text() == (output(paths)["failure"] if engine == "kubernetes" else "")
+
+
+def test_the_kubelet_gets_a_scripts_own_failure(
+    paths: Paths, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told = tmp_path / "termination-log"
+    told.write_text("x" * 5000)
+    monkeypatch.setattr(report, "TERMINATION", str(told))
+    Path(paths.config).mkdir(parents=True)
+    Path(paths.config, "muster-engine.json").write_text('{"engine": "kubernetes"}')
+    Path(paths.output).mkdir()
+    Path(paths.failure).write_text("mine")
+    assert write(paths, FAILED, PLAIN)
+    assert told.read_text() == "mine"
+    told.unlink()
+    assert write(paths, FAILED, PLAIN) and not told.exists()
 
 
 @pytest.mark.promise("F01")
@@ -130,6 +163,7 @@ def test_an_output_folder_that_cannot_be_made_is_told_and_not_raised(tmp_path: P
 
 FULL_DISK = """
 import os, sys
+from muster.contract import report
 from muster.contract.report import reserve, write
 from muster.types.job import Paths
 from muster.types.masking import Masker

@@ -19,6 +19,7 @@ from muster.types.outcome import Outcome, Succeeded
 __all__ = ["failure_block", "failure_text", "reserve", "write"]
 
 RESERVE = ".muster-reserve"
+TERMINATION = "/dev/termination-log"  # the kubelet shows it as the reason of a pod's end
 EARLIER = "failure.earlier"
 
 
@@ -57,6 +58,8 @@ def write(paths: Paths, outcome: Outcome, masker: Masker) -> bool:
         return False
     finally:
         _quietly(os.unlink, _reserve_path(paths))
+        if text:
+            _tell_kubelet(paths, text.encode())
     return True
 
 
@@ -73,6 +76,35 @@ def _write_failure(paths: Paths, data: bytes) -> None:
         pass  # the script was faster
     except OSError:
         os.rename(path, paths.failure)  # a file system without links
+
+
+def _tell_kubelet(paths: Paths, data: bytes) -> None:
+    """The failure, also a script's own, where Kubernetes looks for it: in a pod's `muster run`."""
+    from muster.contract.engines import kubernetes
+    from muster.contract.engines.sagemaker import MARK
+    from muster.types.files import read_object
+
+    if read_object(f"{paths.config}/{MARK}").get("engine") != kubernetes.NAME:
+        return
+    try:
+        with open(_opened(paths.failure, os.O_RDONLY), "rb") as file:
+            data = file.read(MAX_FAILURE_BYTES)
+    except OSError:
+        pass  # it could not be written
+    try:
+        with open(_opened(TERMINATION, os.O_WRONLY | os.O_TRUNC), "wb") as file:
+            file.write(data)
+    except OSError:
+        pass  # the failure file has it
+
+
+def _opened(path: str, flags: int) -> int:
+    """A regular file that is there. Raises OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError
+    return descriptor
 
 
 def _fill(path: str, data: bytes) -> None:

@@ -106,7 +106,8 @@ def read_request(args: argparse.Namespace) -> Request:
         )
     if hosts > MAX_HOSTS:
         raise UsageError(f"{hosts} hosts are more than {MAX_HOSTS}, the most that one run can have")
-    channels = parse_channels(args.channel)
+    far = getattr(args, "far", False)
+    channels = parse_channels(args.channel, far)
     if args.output:
         script = os.path.join(source_dir, program)
         own = {"the code in": source_dir, "the script": os.path.realpath(script)}
@@ -131,7 +132,7 @@ def read_request(args: argparse.Namespace) -> Request:
         docker=read_docker(args),
         oversubscribe=args.oversubscribe,
         overwrite=args.overwrite,
-        checkpoint=parse_checkpoint(args.checkpoint, args.output),
+        checkpoint=args.checkpoint if far else parse_checkpoint(args.checkpoint, args.output),
         memory_bytes=args.memory,
         ignored=find_ignored(source_dir).but_for(program) if os.path.isdir(source_dir) else NOTHING,
         internet=args.internet,
@@ -239,14 +240,18 @@ def parse_pairs(option: str, texts: list[str]) -> dict[str, str]:
     return pairs
 
 
-def parse_channels(texts: list[str]) -> dict[str, str]:
-    """`name=DIR` texts as channel -> absolute folder, which exists."""
+def parse_channels(texts: list[str], far: bool = False) -> dict[str, str]:
+    """`name=DIR` texts as channel -> absolute folder, which exists; `far`: of another machine, as
+    it was typed."""
     channels = {}
     for name, folder in parse_pairs("--channel", texts).items():
         if not re.fullmatch(_NAME, name):
             raise UsageError(
                 f"--channel: {name!r} cannot be a channel: letters, digits, . _ - only"
             )
+        if far:
+            channels[name] = folder
+            continue
         if not os.path.isdir(folder):
             _refuse_file(f"--channel {name}", folder, "the folder that holds it")
             raise UsageError(f"--channel {name}: no folder {folder!r}", _near_file(folder))

@@ -6,6 +6,16 @@ import json
 
 from muster.local.request import Request
 
+IMAGE, S3 = "image:", "s3://"
+
+
+def code_elsewhere(source_dir: str) -> str:
+    """Where hosts find code that this machine does not hand over, as --source-dir names it:
+    image:/opt/ml/code or s3://BUCKET/CODE.tar.gz. "" for a folder of this machine."""
+    if source_dir.startswith(S3):
+        return source_dir
+    return source_dir.removeprefix(IMAGE) if source_dir.startswith(f"{IMAGE}/") else ""
+
 
 def run_arguments(
     request: Request, source: str, output: str | None = None, environ: str | None = None
@@ -16,6 +26,7 @@ def run_arguments(
     `source`: where a host finds the packed code. `output`: its run folder, None for /opt/ml.
     `environ`: the file with the script's variables, None where each host has them already.
     """
+    source = code_elsewhere(request.source_dir) or source
     words = [request.program, "--source-dir", source, "--hosts", str(request.hosts)]
     if output is not None:
         words += ["--output", output]

@@ -14,6 +14,7 @@ from muster.contract.engines.values import MAX_COUNT
 from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, read_job
 from muster.local.paths import shown
 from muster.local.request import Request, parse_pairs
+from muster.submit.arguments import code_elsewhere
 from muster.types.names import TYPED, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -31,7 +32,12 @@ It writes the engine's own file, gives it to the engine's own client, and keeps 
 folder. On every host `muster run` then does what `train` does on SageMaker. `muster ps`, `stacks`
 and `stop` take the run folder, and ask the job where it runs.
 """
-TARGETS = {"slurm": "muster.submit.slurm"}
+TARGETS = {
+    "slurm": "muster.submit.slurm",
+    "kubernetes": "muster.submit.kubernetes",
+    "batch": "muster.submit.batch",
+}
+OWN_FILES = ("kubernetes", "batch")  # their hosts see no folder of this machine
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
 
@@ -107,7 +113,12 @@ def _submit(args: argparse.Namespace) -> int:
     if not args.on:
         raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
     target = target_of(args.on)
-    request = read_job(args, image=None)._replace(hosts=args.count or 1)
+    packed = bool(code_elsewhere(args.source_dir or ""))
+    if packed and os.path.isabs(args.script or ""):
+        what = f"{args.script} is a path of this machine, and the code is elsewhere"
+        raise UsageError(what, f"name it from {args.source_dir}: {os.path.basename(args.script)}")
+    request = read_job(args, image=None, packed=packed, far=args.on in OWN_FILES)
+    request = request._replace(hosts=args.count or 1)
     preparation.distribution_keys(request)
     job = submission_of(args, request, runfolder.planned(request.program, request.output))
     target.check(job)
@@ -128,7 +139,8 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     from muster.local.record import runfolder
     from muster.submit import folder
 
-    made = folder.make(job.request, args.command_line)
+    request = job.request._replace(checkpoint=None) if args.on in OWN_FILES else job.request
+    made = folder.make(request, args.command_line)
     job = job._replace(run=made.path)
     try:
         submitted = target.hand_over(job, target.render(job))

@@ -15,6 +15,7 @@ from muster.local.record.command_file import SUBMIT, write_command
 from muster.local.record.layout import ENVIRON, SECRET, SUBMITTED
 from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
+from muster.submit.arguments import code_elsewhere
 from muster.submit.values import Submitted
 from muster.types.files import read_object, write_whole
 from muster.types.run_files import SUMMARY
@@ -28,7 +29,8 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
     UsageError."""
     folder = runfolder.make_run_folder(request.program, request.output, request.overwrite)
     try:
-        preparation.pack_source(request, folder, lambda: None)
+        if not code_elsewhere(request.source_dir):
+            preparation.pack_source(request, folder, lambda: None)
     except (UsageError, OSError) as error:
         runfolder.leave(folder)
         if isinstance(error, UsageError):

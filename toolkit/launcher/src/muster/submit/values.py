@@ -11,6 +11,8 @@ from muster.types.values import NamedTuple
 QUEUED, RUNNING = "queued", "running"
 SUCCEEDED, FAILED, STOPPED, LOST = "succeeded", "failed", "stopped", "lost"
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
+# exit codes worth another attempt: a lost host, a launcher that did not start, a stop from outside
+AGAIN = frozenset((102, 106, 143))
 
 
 class Submission(NamedTuple):

@@ -1,0 +1,192 @@
+"""`muster submit --on kubernetes` and the machine's own kubectl, against a server that records."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from muster.arguments import UsageError
+from muster.submit import folder, kubernetes
+from tests.launcher.elsewhere.api_server import NAMESPACE, Cluster, api_server
+from tests.launcher.elsewhere.submitting import Said, submit
+
+INDEX = "batch.kubernetes.io/job-completion-index"
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    if not shutil.which("kubectl"):
+        pytest.skip("there is no kubectl on this machine")
+    with api_server(tmp_path) as found:
+        yield found
+
+
+def asked(cluster: Cluster, *words: str) -> Said:
+    """`muster submit` with the cluster as the user's own; --output run."""
+    folder = cluster.kubeconfig.parent
+    return submit(folder, *words, environ={"KUBECONFIG": str(cluster.kubeconfig), "TOKEN": "t0k"})
+
+
+def submitted(cluster: Cluster, *more: str) -> str:
+    """The name of a job of two hosts that the cluster took."""
+    words = ("--on", "kubernetes", "--image", "train:1", "--hosts", "2", "--output", "run", *more)
+    said = asked(cluster, *words)
+    assert said.code == 0, said.err
+    return str(json.loads((cluster.kubeconfig.parent / "run/submitted.json").read_text())["job_id"])
+
+
+def pod(cluster: Cluster, job: str, index: int, phase: str, code: int | None = None) -> str:
+    """A pod as the job's controller and the kubelet would have made it."""
+    name = f"{job}-{index}-abcde"
+    template = cluster.kept["jobs", job]["spec"]["template"]
+    labels = template["metadata"]["labels"]
+    about = {"name": name, "namespace": NAMESPACE, "labels": labels}
+    about["annotations"] = {INDEX: str(index)}
+    status: dict[str, Any] = {"phase": phase}
+    if code is not None:
+        ended = {"exitCode": code, "finishedAt": f"2026-11-29T10:00:0{index}Z"}
+        status["containerStatuses"] = [{"name": "muster", "state": {"terminated": ended}}]
+    made = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": status}
+    cluster.kept["pods", name] = made | {"spec": template["spec"]}
+    return name
+
+
+def test_a_job_is_made_kept_and_taken_away(cluster: Cluster) -> None:
+    """All that is made is judged first, has the secrets, and goes with the job."""
+    job = submitted(cluster, "--env", "TOKEN")
+    kinds = ["secrets", "configmaps", "services", "jobs"]
+    posts = [one for one in cluster.asked if one.verb == "POST"]
+    assert [one.path.rpartition("/")[2] for one in posts] == kinds + kinds
+    assert [one.query.get("dryRun") for one in posts] == [["All"]] * 4 + [None] * 4
+    assert all(one.query["fieldValidation"] == ["Strict"] for one in posts)
+    assert cluster.made() == sorted(f"{kind}/{job}" for kind in kinds)
+    owner = cluster.kept["jobs", job]["metadata"]["uid"]
+    for kind in kinds[:-1]:
+        (reference,) = cluster.kept[kind, job]["metadata"]["ownerReferences"]
+        assert reference == {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": owner}
+    run = cluster.kubeconfig.parent / "run"
+    told = cluster.kept["secrets", job]["stringData"]
+    assert told["secret"] == (run / "secret").read_text().strip() and len(told["secret"]) == 64
+    assert json.loads(told["environ.json"]) == {"TOKEN": "t0k"}
+    kept = (run / "job.yaml").read_text()
+    assert told["secret"] not in kept and "t0k" not in kept
+    assert asked(cluster, "--cancel", "run").code == 0
+    assert cluster.made() == []
+    ends = [one.body["propagationPolicy"] for one in cluster.asked if one.verb == "DELETE"]
+    assert ends == ["Foreground"] * 4
+    said = asked(cluster, "--status", "run")
+    assert said.code == 0 and "lost (the cluster has no such job)" in said.out
+
+
+@pytest.mark.parametrize("dry", [True, False])
+def test_what_the_cluster_refuses_leaves_nothing(cluster: Cluster, dry: bool) -> None:
+    """Before anything is made, or after some of it: its own words, and no object and no folder."""
+    words = 'jobs.batch is forbidden: User "me" cannot create resource "jobs"'
+    cluster.refusals["jobs", dry] = (403, words)
+    said = asked(cluster, "--on", "kubernetes", "--image", "train:1", "--output", "run")
+    assert said.code == 2 and words in said.err, said.err
+    assert cluster.made() == []
+    assert not (cluster.kubeconfig.parent / "run").exists()
+    assert any("dryRun" not in one.query for one in cluster.asked) != dry
+
+
+def test_a_hook_that_knows_no_dry_run_does_not_stand_in_the_way(cluster: Cluster) -> None:
+    cluster.refusals["jobs", True] = (400, 'webhook "x" does not support dry run')
+    submitted(cluster)
+
+
+def test_an_old_cluster_is_told_apart(cluster: Cluster) -> None:
+    words = 'strict decoding error: unknown field "spec.podFailurePolicy"'
+    cluster.refusals["jobs", True] = (400, words)
+    said = asked(cluster, "--on", "kubernetes", "--image", "train:1")
+    assert said.code == 2 and "--set spec.podFailurePolicy=null" in said.err
+
+
+def test_the_state_is_the_jobs_and_the_code_the_pods(cluster: Cluster) -> None:
+    """A failure that no retry helps is the job's, not what other pods ended with meanwhile."""
+    job = submitted(cluster)
+
+    def state() -> str:
+        return asked(cluster, "--status", "run").out.partition(": ")[2].strip()
+
+    assert state() == "queued"
+    waits = {"reason": "ImagePullBackOff", "message": "no such image"}
+    name = pod(cluster, job, 0, "Pending")
+    status = cluster.kept["pods", name]["status"]
+    status["containerStatuses"] = [{"name": "muster", "state": {"waiting": waits}}]
+    assert state() == "queued (ImagePullBackOff no such image)"
+    pod(cluster, job, 0, "Running")
+    assert state() == "running"
+    pod(cluster, job, 0, "Failed", 143)
+    pod(cluster, job, 1, "Failed", 42)
+    failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
+    cluster.kept["jobs", job]["status"] = {"conditions": [failed]}
+    assert state() == "failed, exit code 42 (PodFailurePolicy)"
+    done = {"type": "Complete", "status": "True"}
+    cluster.kept["jobs", job]["status"] = {"conditions": [done]}
+    assert state() == "succeeded"
+
+
+def test_following_shows_all_pods_and_ends_with_the_jobs_code(cluster: Cluster) -> None:
+    job = submitted(cluster)
+    for index in (0, 1):
+        cluster.logs[pod(cluster, job, index, "Failed", 7)] = f"line of {index}\nlast of {index}"
+    failed = {"type": "Failed", "status": "True", "reason": "PodFailurePolicy"}
+    cluster.kept["jobs", job]["status"] = {"conditions": [failed]}
+    said = asked(cluster, "--follow", "run")
+    assert said.code == 7, said.err
+    assert sorted(said.out.splitlines()) == ["last of 0", "last of 1", "line of 0", "line of 1"]
+
+
+@pytest.mark.parametrize("kind", ["jobset", "trainjob"])
+def test_other_kinds_are_made_asked_and_taken_away(cluster: Cluster, kind: str) -> None:
+    job = submitted(cluster, "--kind", kind)
+    assert cluster.made() == sorted(f"{one}/{job}" for one in ("secrets", "configmaps", f"{kind}s"))
+    (reference,) = cluster.kept["secrets", job]["metadata"]["ownerReferences"]
+    assert reference["kind"].lower() == kind and "/" in reference["apiVersion"]
+    done = {"type": "Completed" if kind == "jobset" else "Complete", "status": "True"}
+    cluster.kept[f"{kind}s", job]["status"] = {"conditions": [done]}
+    assert "succeeded" in asked(cluster, "--status", "run").out
+    assert asked(cluster, "--cancel", "run").code == 0
+    assert cluster.made() == []
+
+
+def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever order the pods come in, and of a second attempt to the one that runs."""
+    job = submitted(cluster)
+    pod(cluster, job, 1, "Running")
+    kept = folder.read(str(cluster.kubeconfig.parent / "run"))
+    assert kept is not None
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    with pytest.raises(UsageError, match="no pod of"):
+        kubernetes.inside(kept)
+    name = pod(cluster, job, 0, "Running")
+    where = ["--context=test", "--namespace=team"]
+    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, name, "--", "muster"]
+
+
+def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:
+    import io
+    import tarfile
+
+    job = submitted(cluster)
+    data = base64.b64decode(cluster.kept["configmaps", job]["binaryData"]["source.tar.gz"])
+    with tarfile.open(fileobj=io.BytesIO(data)) as packed:
+        file = packed.extractfile("train.py")
+        assert file is not None and b"hello" in file.read()
+
+
+def test_without_kubectl_nothing_is_made(tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    os.symlink("/bin/true", tmp_path / "bin" / "true")
+    words = ("--on", "kubernetes", "--image", "train:1")
+    said = submit(tmp_path, *words, environ={"PATH": str(tmp_path / "bin")})
+    assert said.code == 2 and "no kubectl on this machine" in said.err
+    assert not list((tmp_path / "muster-runs").glob("*-train"))

@@ -1,0 +1,213 @@
+"""Jobs of AWS Batch by boto3, which is an extra and imported here only.
+
+Batch knows a job by one id, and its nodes by `ID#0`, `ID#1`, ...: exit codes and the names of log
+streams are the nodes'. Credentials are as boto3 finds them, and no question waits for longer than
+two tries of 25 s.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from typing import Any
+
+from muster.arguments import UsageError
+from muster.local.record.layout import BATCH_REQUESTS, SECRET
+from muster.submit import batch_job, client, folder
+from muster.submit.values import (
+    FAILED,
+    LOST,
+    QUEUED,
+    RUNNING,
+    STOPPED,
+    SUCCEEDED,
+    Output,
+    State,
+    Submission,
+    Submitted,
+)
+
+__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
+
+LOG_GROUP = "/aws/batch/job"
+EVERY_S = 3.0  # logs are asked for
+MOST = 16  # nodes whose output is shown
+STOPPED_CODE = 143
+_WORDS = {
+    **dict.fromkeys(("SUBMITTED", "PENDING", "RUNNABLE"), QUEUED),
+    **dict.fromkeys(("STARTING", "RUNNING"), RUNNING),
+    "SUCCEEDED": SUCCEEDED,
+}
+
+
+def check(job: Submission) -> None:
+    """See `Target`."""
+    batch_job.check(job)
+
+
+def render(job: Submission) -> str:
+    """Both requests in JSON, without secrets and the values of --env."""
+    asked = batch_job.requests(job)
+    made = {"RegisterJobDefinition": asked.definition, "SubmitJob": asked.job}
+    return json.dumps(made, indent=1) + "\n"
+
+
+def hand_over(job: Submission, text: str) -> Submitted:
+    """Registers a revision of the definition, and submits. Variables go with the job alone, since
+    definitions stay and are read by more people."""
+    folder.write_private(os.path.join(job.run, BATCH_REQUESTS), text)
+    asked = json.loads(text)
+    environ = dict(job.request.environ)
+    if not job.settings.get("secret"):
+        with open(os.path.join(job.run, SECRET), encoding="utf-8") as file:
+            environ[batch_job.SECRET] = file.read().strip()
+    nodes = f"0:{job.request.hosts - 1}"
+    told = {"targetNodes": nodes, "containerOverrides": {"environment": batch_job.pairs(environ)}}
+    overrides = asked["SubmitJob"].setdefault("nodeOverrides", {})
+    overrides.setdefault("nodePropertyOverrides", []).append(told)
+    service = _client("batch")
+    made = _answer(service, "register_job_definition", **asked["RegisterJobDefinition"])
+    definition = made["jobDefinitionArn"]
+    try:
+        found = _answer(service, "submit_job", **asked["SubmitJob"], jobDefinition=definition)
+    except UsageError:
+        _answer(service, "deregister_job_definition", jobDefinition=definition)
+        raise
+    where = {"region": service.meta.region_name, "definition": definition, "run": ""}
+    return Submitted("batch", found["jobId"], job.name, job.request.hosts, job.run, where)
+
+
+def state(job: Submitted) -> State:
+    """What Batch says; the exit code is the main node's."""
+    asked = [job.job_id, _node(job, 0)]
+    found = _answer(_client("batch", job), "describe_jobs", jobs=asked)["jobs"]
+    return judged({one["jobId"]: one for one in found}, job.job_id, _node(job, 0))
+
+
+def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> State:
+    """The state of a job, of which Batch told this by ids."""
+    if job_id not in found:
+        return State(LOST, None, "Batch knows no such job (any more)")
+    told = found[job_id]
+    word = _WORDS.get(told["status"], FAILED)
+    why = client.in_a_sentence(told.get("statusReason") or told["status"])
+    if word == SUCCEEDED:
+        return State(word, 0)
+    if word != FAILED:
+        return State(word, None, why)
+    code = _exit_code(found.get(main, {}))
+    code = _exit_code(told) if code is None else code
+    ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_CODE
+    return State(STOPPED, STOPPED_CODE, why) if ended else State(FAILED, code, why)
+
+
+def _exit_code(told: dict[str, Any]) -> int | None:
+    """Of the last attempt that has one."""
+    attempts = (told, *reversed(told.get("attempts", [])))
+    codes = (one.get("container", {}).get("exitCode") for one in attempts)
+    return next((code for code in codes if type(code) is int), None)
+
+
+def cancel(job: Submitted) -> None:
+    """Batch ends all nodes: SIGTERM, then SIGKILL after the time that its instances give."""
+    reason = "cancelled by muster submit"
+    _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
+
+
+def output(job: Submitted) -> Output:
+    """The nodes' streams in CloudWatch."""
+    return NodeLogs(job)
+
+
+def inside(job: Submitted) -> list[str]:
+    """Raises UsageError: Batch has no way into a node that needs no preparation."""
+    raise UsageError(
+        "muster cannot look into a job of AWS Batch",
+        f"muster submit --follow {job.run} shows what it prints",
+    )
+
+
+class NodeLogs:
+    """An `Output`, asked for from time to time: each question takes as long as CloudWatch does."""
+
+    def __init__(self, job: Submitted) -> None:
+        self._job = job
+        self._asked = -EVERY_S
+        self._tokens: dict[str, str] = {}  # stream -> where to go on
+
+    def more(self) -> None:
+        """Passes on what is new; nothing where CloudWatch does not answer."""
+        now = time.monotonic()
+        if now - self._asked < EVERY_S:
+            return
+        self._asked = now
+        try:
+            for stream in self._streams():
+                self._pass_on(stream)
+        except UsageError:
+            return  # --status says what is wrong
+
+    def rest(self) -> None:
+        """Once more."""
+        self._asked = -EVERY_S
+        self.more()
+
+    def _streams(self) -> list[str]:
+        """Of the nodes that have begun to print."""
+        nodes = [_node(self._job, index) for index in range(min(self._job.hosts, MOST))]
+        found = _answer(_client("batch", self._job), "describe_jobs", jobs=nodes)["jobs"]
+        names = (one.get("container", {}).get("logStreamName") for one in found)
+        return [name for name in names if name]
+
+    def _pass_on(self, stream: str) -> None:
+        """From where the last question ended. At the end of a stream CloudWatch gives the token
+        back that it was asked with."""
+        service = _client("logs", self._job)
+        while True:
+            token = self._tokens.get(stream)
+            more = {"nextToken": token} if token else {"startFromHead": True}
+            about = {"logGroupName": LOG_GROUP, "logStreamName": stream}
+            found = _answer(service, "get_log_events", **about, **more)
+            for event in found["events"]:
+                sys.stdout.write(event["message"] + "\n")
+            sys.stdout.flush()
+            self._tokens[stream] = found["nextForwardToken"]
+            if found["nextForwardToken"] == token or not found["events"]:
+                return
+
+
+def _node(job: Submitted, index: int) -> str:
+    """The id of a node; 0 is the main one."""
+    return f"{job.job_id}#{index}"
+
+
+def _client(service: str, job: Submitted | None = None) -> Any:
+    """Raises UsageError without boto3, or without a region."""
+    try:
+        import boto3
+        from botocore.config import Config
+        from botocore.exceptions import BotoCoreError
+    except ImportError:
+        fix = "python -m pip install 'muster-training[batch]'"
+        raise UsageError("AWS Batch is asked by boto3, which is not installed here", fix) from None
+    region = job.where.get("region") if job is not None else None
+    limits = Config(
+        connect_timeout=10, read_timeout=15, retries={"total_max_attempts": 2, "mode": "standard"}
+    )
+    try:
+        return boto3.client(service, region_name=region, config=limits)
+    except (BotoCoreError, ValueError) as error:
+        raise UsageError(f"AWS: {client.in_a_sentence(str(error))}", "set AWS_REGION") from None
+
+
+def _answer(service: Any, action: str, **request: Any) -> dict[str, Any]:
+    """Raises UsageError in the service's own words."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        found: dict[str, Any] = getattr(service, action)(**request)
+    except (BotoCoreError, ClientError) as error:
+        raise UsageError(f"AWS: {client.in_a_sentence(str(error))}") from None
+    return found
