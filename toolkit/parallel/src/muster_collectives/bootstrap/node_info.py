@@ -35,6 +35,7 @@ class NodeInfo:
     processors: int
     hosts: tuple[str, ...]
     port: int
+    endpoint: int
     is_spin_given: bool
     is_slot_given: bool
     tuning: Tuning
@@ -70,7 +71,9 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
     # the first is the preferred one; a loopback address is of no use to other machines
     hosts = (info.hosts[0] if one_network else info.hosts[-1] for info in infos)
-    addresses = tuple(Address(host, info.port) for host, info in zip(hosts, infos, strict=True))
+    addresses = tuple(
+        Address(host, info.port, info.endpoint) for host, info in zip(hosts, infos, strict=True)
+    )
     crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
                   for each in probe_groups)  # fmt: skip
     tuning = infos[0].tuning
@@ -230,7 +233,7 @@ def encode_plan(plan: GroupPlan) -> dict[str, Any]:
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
-        "addresses": [[each.host, each.port] for each in plan.addresses],
+        "addresses": [[each.host, each.port, each.endpoint] for each in plan.addresses],
         "tuning": encode(plan.tuning),
     }
 
@@ -241,7 +244,7 @@ def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
-        addresses=tuple(Address(host, port) for host, port in said["addresses"]),
+        addresses=tuple(Address(*each) for each in said["addresses"]),
         tuning=decode(said["tuning"]),
     )
 

@@ -21,10 +21,12 @@ class ShmMethod(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Where a rank listens: an IP address without brackets, and a port."""
+    """Where a rank listens: an IP address without brackets, and a port. `endpoint`: the number of
+    the group that is meant there, 0: what listens has no groups."""
 
     host: str
     port: int
+    endpoint: int = 0
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -34,8 +36,7 @@ class Address:
 class GroupLayout:
     """A group as one rank sees it. `segment_fd` is the memory of its node, which it has by
     `shm_method`, -1: it is alone there; `why` [size] says in words how each rank is reached;
-    `listen_fd` -1: one node, or no socket; `addresses` [size], empty where no rank needs to reach
-    another by TCP."""
+    `addresses` [size], empty where no rank needs to reach another by TCP."""
 
     rank: int
     size: int
@@ -43,7 +44,6 @@ class GroupLayout:
     shm_method: ShmMethod
     segment_fd: int
     why: tuple[str, ...]
-    listen_fd: int
     addresses: tuple[Address, ...]
     key: bytes
     tuning: Tuning
