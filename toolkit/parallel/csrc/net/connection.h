@@ -133,6 +133,7 @@ struct mc_net {
   struct mc_shared *shared;
   struct mc_listener *listener; /* NULL: not joined */
   uint64_t endpoint;
+  _Atomic bool has_told; /* its failure, to all who were connected: nobody would tell those who come later */
   struct mc_loop channels[MC_NET_CHANNELS];
   int buffer_bytes; /* of a socket, 0: the kernel's own choice */
 };

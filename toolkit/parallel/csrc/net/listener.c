@@ -64,6 +64,12 @@ void mc_pending_refuse(struct mc_pending *p) {
   mc_socket_send(p->fd, &nobody, sizeof nobody);
 }
 
+/* In a call of a group that has failed here nothing is received any more: who comes late hears of it from others, or at its
+ * deadline, and does not take what it sends for received. */
+static bool is_deaf(const struct mc_net *n, const struct mc_client_hello *hello) {
+  return hello->channel == MC_NET_COLLECTIVE && atomic_load(&n->has_told);
+}
+
 /* false: it is not ours, or has been told all */
 static bool answer(struct mc_listener *listener, struct mc_pending *p) {
   const struct mc_client_hello *hello = &p->hello.client;
@@ -74,7 +80,7 @@ static bool answer(struct mc_listener *listener, struct mc_pending *p) {
     return false;
   }
   p->state = MC_EARLY;
-  if (!endpoint->net) return true;
+  if (!endpoint->net || is_deaf(endpoint->net, hello)) return true;
   const struct mc_net *n = endpoint->net;
   if (!mc_proves(hello->group, n->group) || !is_for_this_rank(n, hello)) return false;
   p->state = hello->channel == MC_NET_WATCH ? MC_WATCHER : MC_ANSWERED;
@@ -92,7 +98,7 @@ static bool answer(struct mc_listener *listener, struct mc_pending *p) {
 static bool hand_over(struct mc_listener *listener, struct mc_pending *p) {
   const struct mc_endpoint *endpoint = mc_endpoint_of(listener, p->hello.client.endpoint);
   uint8_t proof[MC_PROOF];
-  if (!endpoint || !endpoint->net) return false;
+  if (!endpoint || !endpoint->net || is_deaf(endpoint->net, &p->hello.client)) return false;
   struct mc_net *n = endpoint->net;
   mc_hello_proof(n->c, &p->hello, MC_PROVES_CLIENT_FINISHED, proof);
   if (!mc_proves(proof, p->buffer)) return false;

@@ -168,7 +168,7 @@ def _version_checked(what: str) -> Iterator[None]:
     """Words that cannot be read are a RendezvousError that says `what`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RendezvousError(
             f"{what}: {error}", "install the same muster-parallel everywhere"
         ) from error

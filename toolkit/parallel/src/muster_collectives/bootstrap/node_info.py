@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -222,9 +223,14 @@ def encode_node_info(info: NodeInfo) -> dict[str, Any]:
 
 
 def decode_node_info(said: Mapping[str, Any]) -> NodeInfo:
-    """Raises TypeError, ValueError, KeyError for what is no claim."""
-    tuning = decode(said["tuning"])
+    """Raises TypeError, ValueError, KeyError, AttributeError for what is no claim."""
+    tuning = _tuning(tuple(said["tuning"].items()))
     return NodeInfo(**{**said, "hosts": tuple(said["hosts"]), "tuning": tuning})
+
+
+@functools.lru_cache(maxsize=16)  # as a rule all ranks say the same
+def _tuning(items: tuple[tuple[str, Any], ...]) -> Tuning:
+    return decode(dict(items))
 
 
 def encode_plan(plan: GroupPlan) -> dict[str, Any]:
@@ -244,7 +250,7 @@ def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
-        addresses=tuple(Address(*each) for each in said["addresses"]),
+        addresses=tuple(map(Address._make, said["addresses"])),
         tuning=decode(said["tuning"]),
     )
 

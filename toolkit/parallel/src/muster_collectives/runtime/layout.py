@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muster_collectives.runtime.tuning import Tuning
 
@@ -19,8 +20,7 @@ class ShmMethod(enum.Enum):
     FILE = "file"  # in /dev/shm, unlinked once all have it open
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
+class Address(NamedTuple):
     """Where a rank listens: an IP address without brackets, and a port. `endpoint`: the number of
     the group that is meant there, 0: what listens has no groups."""
 
@@ -35,7 +35,7 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
     """A group as one rank sees it. `segment_fd` is the memory of its node, which it has by
-    `shm_method`, -1: it is alone there; `why` [size] says in words how each rank is reached;
+    `shm_method`, -1: it is alone there; `why` says in words how each rank is reached;
     `addresses` [size], empty where no rank needs to reach another by TCP."""
 
     rank: int
@@ -43,7 +43,7 @@ class GroupLayout:
     nodes: tuple[int, ...]
     shm_method: ShmMethod
     segment_fd: int
-    why: tuple[str, ...]
+    why: Callable[[], tuple[str, ...]]
     addresses: tuple[Address, ...]
     key: bytes
     tuning: Tuning
