@@ -163,14 +163,15 @@ def test_a_hundred_overlapping_groups_of_four_live_in_one_process(
     """Six ranks: each is in two thirds of the groups. A group has the memory of its node, where it
     is not alone there, and its connections; all else belongs to the process. They close at once, in
     whatever order ranks come to it."""
+    more = 5 + 2  # connections of the world, where a rank waits long for others; eventfds
     argv = ["-I", "-S", "-c", GROUPS, str(SOURCES), "150"]
     ended = ranks.run(6, argv, nodes=nodes, timeout_s=90)
     for one in ended:
         said = json.loads(one.output.strip().rpartition("\n")[2])
         assert said["groups"] == 100, ranks.shown(ended)
-        assert said["at_rest"] <= 100 * at_rest, said
-        assert said["held"] <= 100 * used + 2, said  # two eventfds of who sleeps
-        assert said["left"] <= 2, said
+        assert said["at_rest"] <= 100 * at_rest + more, said
+        assert said["held"] <= 100 * used + more, said
+        assert said["left"] <= more, said
         assert said["threads"] <= 4, said  # its own, the listener's; of rank 0: the store's
         assert said["took_s"] < 10, said  # 30 s with 0.3 s for each
 
