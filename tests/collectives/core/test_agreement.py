@@ -360,4 +360,4 @@ def test_without_a_descriptor_to_listen_with_that_is_said_with_the_limit_to_rais
     with pytest.raises(
         ResourceError, match=r"no descriptor left .*Too many open files\n.*ulimit -n"
     ):
-        addresses.open_listener(Settings(), {}, 8)
+        addresses.open_endpoint(Settings(), {})

@@ -136,11 +136,15 @@ def test_signal_handlers_run_while_data_moves(slow: None) -> None:
     assert said["ended"] - said["handled"][0] > HANDLED_S, "the signal came too late to tell"
 
 
+@pytest.mark.parametrize("streams", [1, 4])
 def test_nothing_is_read_into_memory_of_a_failed_call_when_the_group_is_closed(
-    slow: None,
+    slow: None, streams: int
 ) -> None:
     """The other end is gone, so the good-bye finds what it had sent before."""
-    with job("core.links_worker", 2, "leaves", COUNT, nodes="ab", prefix=placed("ab")) as started:
+    given = {"COLLECTIVES_STREAMS": str(streams)}
+    with job(
+        "core.links_worker", 2, "leaves", COUNT, environ=given, nodes="ab", prefix=placed("ab")
+    ) as started:
         started.wait_for("busy")
         started.strike(1, signal.SIGSTOP)  # it shall not read why the call ends
         started.mark("stopped")

@@ -36,10 +36,17 @@ def test_survivors_of_a_killed_rank_are_told_its_name(nodes: str, victim: int) -
 
 
 @pytest.mark.promise("F41")
+@pytest.mark.parametrize("streams", [1, 4])
 @pytest.mark.parametrize("nodes", NODES)
-def test_a_rank_killed_inside_a_large_sum_is_an_error_and_no_partial_success(nodes: str) -> None:
+def test_a_rank_killed_inside_a_large_sum_is_an_error_and_no_partial_success(
+    nodes: str, streams: int
+) -> None:
+    """Also amid a message that goes in parts over several connections."""
     victim, others = 2, survivors(2)
-    with job("faults.fault_worker", 3, "killed_inside", str(victim), nodes=names(nodes)) as started:
+    given = {"COLLECTIVES_STREAMS": str(streams)}
+    with job(
+        "faults.fault_worker", 3, "killed_inside", str(victim), nodes=names(nodes), environ=given
+    ) as started:
         for rank in range(3):
             started.wait_for(f"busy-{rank}")
         began = time.monotonic()

@@ -68,16 +68,16 @@ int driver_munmap(void *at, size_t bytes) {
   return munmap(at, bytes);
 }
 
-static int listener(struct mc_address *address) {
+/* One of its own for each rank, as in a process of its own. */
+static void listener(uint32_t rank, struct mc_address *address) {
   struct sockaddr_in here = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-  socklen_t length = sizeof here;
+  char name[16];
   int fd = socket(AF_INET, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0 || bind(fd, (struct sockaddr *)&here, sizeof here) || listen(fd, 64)) die("listen");
-  if (getsockname(fd, (struct sockaddr *)&here, &length)) die("getsockname");
+  snprintf(name, sizeof name, "rank %u", rank);
+  if (mc_endpoint_open(name, fd, &address->endpoint, &address->port)) die("mc_endpoint_open");
   address->family = AF_INET;
-  address->port = ntohs(here.sin_port);
   memcpy(address->bytes, &here.sin_addr, 4);
-  return fd;
 }
 
 void scene_open(struct scene *scene, const char *nodes, tune *other) {
@@ -99,8 +99,7 @@ void scene_open(struct scene *scene, const char *nodes, tune *other) {
     uint64_t bytes = mc_segment_bytes(scene->locals[node], &scene->tuning);
     if (scene->segments[node] < 0 || ftruncate(scene->segments[node], (off_t)bytes)) die("memfd");
   }
-  for (uint32_t rank = 0; rank < scene->size; rank++)
-    scene->listeners[rank] = scene->nodes > 1 ? listener(&scene->addresses[rank]) : -1;
+  for (uint32_t rank = 0; rank < scene->size && scene->nodes > 1; rank++) listener(rank, &scene->addresses[rank]);
 }
 
 void scene_close(struct scene *scene) {
@@ -118,7 +117,6 @@ static void *live(void *given) {
   if (fd < 0) die(path);
   struct mc_layout layout = {
       .abi = MC_ABI, .rank = self->rank, .size = self->size, .node_of = scene->node_of, .segment_fd = fd,
-      .listen_fd = scene->listeners[self->rank],
       .addresses = scene->nodes > 1 ? scene->addresses : NULL, .tuning = scene->tuning};
   memset(layout.key, 7, sizeof layout.key);
   self->failure.rank_status = self->rank_status;

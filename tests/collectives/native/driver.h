@@ -16,7 +16,6 @@ struct scene {
   uint32_t size, nodes;
   uint32_t node_of[RANKS], locals[RANKS];
   int segments[RANKS];                  /* by node */
-  int listeners[RANKS];                 /* by rank, -1: one node */
   struct mc_address addresses[RANKS];   /* where ranks are told that others listen */
   struct mc_tuning tuning;
   double create_s;                      /* how long ranks wait for each other at first */

@@ -87,7 +87,7 @@ def _is_taken(core: ctypes.CDLL, slot: int, chunk: int, spin_s: float) -> bool:
     tuning.slot_bytes, tuning.chunk_bytes, tuning.spin_s = slot, chunk, spin_s
     nodes, handle = ctypes.c_uint32(0), ctypes.c_void_p()
     layout = abi.McLayout(
-        abi=abi.ABI, rank=0, size=1, node_of=ctypes.addressof(nodes), segment_fd=-1, listen_fd=-1,
+        abi=abi.ABI, rank=0, size=1, node_of=ctypes.addressof(nodes), segment_fd=-1,
         tuning=tuning,
     )  # fmt: skip
     code = core.mc_create(abi.at(layout), 1.0, ctypes.byref(handle), None)

@@ -148,7 +148,7 @@ def test_a_quota_of_processors_is_read() -> None:
 def info(**given: object) -> c.NodeInfo:
     base = c.NodeInfo(
         abi=1, boot="b", pid_namespace="p", net_namespace="n", shm="s", shm_bytes=1 << 34,
-        memfd=True, node="", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000,
+        memfd=True, node="", processors=4, hosts=("127.0.0.1", "10.0.0.1"), port=7000, endpoint=3,
         is_spin_given=False, is_slot_given=False, tuning=Tuning(),
     )  # fmt: skip
     return replace(base, **given)  # type: ignore[arg-type]

@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 14u
+#define MC_ABI 15u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -88,13 +88,12 @@ struct mc_tuning {
   uint32_t checked;        /* 1: every frame between nodes carries a checksum */
   double spin_s;           /* busy wait before the processor is given away */
 };
-struct mc_address { uint16_t family, port; uint8_t bytes[16]; uint32_t scope; }; /* port: host order */
+struct mc_address { uint64_t endpoint; uint16_t family, port; uint8_t bytes[16]; uint32_t scope; }; /* port: host order */
 struct mc_layout {
   uint32_t abi, rank, size;
   const uint32_t *node_of;            /* [size], numbered by first appearance */
   int32_t segment_fd;                 /* of this node's ranks, mc_segment_bytes long, zeroed; -1: alone in the node */
-  int32_t listen_fd;                  /* listening, non-blocking; -1: one node. Owned by the core from here on */
-  const struct mc_address *addresses; /* [size], where ranks of other nodes listen; NULL: one node */
+  const struct mc_address *addresses; /* [size], where ranks listen; NULL: one node. This rank's endpoint is the core's from here on */
   uint8_t key[32];                    /* the group's secret; the hello of every connection proves it */
   struct mc_tuning tuning;            /* the same on all ranks */
   uint32_t records;                   /* how many the flight log keeps; 0: MC_RECORDS */
@@ -103,6 +102,11 @@ struct mc_layout {
 MC_API uint32_t mc_abi(void);
 MC_API const char *mc_isa(void);  /* "avx512", "avx2", "neon", "plain"; COLLECTIVES_ISA lowers it */
 MC_API uint64_t mc_segment_bytes(uint32_t local_ranks, const struct mc_tuning *tuning);
+/* An endpoint is where ranks of other nodes reach this one for one group that is to be made: a number at a listening socket,
+ * which all groups of this process have in common that give the same `hosts`. ENOENT: nothing listens there yet, so bring
+ * `fd`, listening and non-blocking, which is the core's from here on unless this fails. 0 or an errno value. */
+MC_API int mc_endpoint_open(const char *hosts, int32_t fd, uint64_t *endpoint, uint16_t *port);
+MC_API void mc_endpoint_close(uint64_t endpoint); /* one that no group has: none does where that is not made, or in one node */
 /* Attaches to the segment and waits until all ranks of the node have. */
 MC_API int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm **out, struct mc_failure *failure);
 MC_API int mc_run(struct mc_comm *comm, const struct mc_call *call, struct mc_failure *failure);

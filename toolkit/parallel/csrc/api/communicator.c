@@ -82,7 +82,7 @@ static int refuse(struct mc_comm *c, const struct mc_layout *layout, struct mc_f
     }
   if (c && c->error_status) mc_failure_tell(c, failure, what, c->error_status);
   else if (failure) what.rank_status = failure->rank_status, *failure = what;
-  if (layout->listen_fd >= 0 && !(c && c->net)) close(layout->listen_fd);
+  if (layout->addresses && !(c && c->net) && layout->rank < layout->size) mc_endpoint_close(layout->addresses[layout->rank].endpoint);
   if (c && c->net) mc_net_close(c);
   if (c) release(c);
   else if (layout->segment_fd >= 0) close(layout->segment_fd);
@@ -110,7 +110,7 @@ int mc_create(const struct mc_layout *layout, double timeout_s, struct mc_comm *
   c->error.rank_status = c->error_status;
   if (!failed) failed = mc_segment_attach(c, mc_segment_bytes(c->locals, &c->tuning));
   if (!failed && c->nodes > 1)
-    failed = layout->listen_fd < 0 || !layout->addresses ? EINVAL : mc_net_open(c, layout->listen_fd, layout->addresses, &mc_p2p_handler);
+    failed = !layout->addresses ? EINVAL : mc_net_open(c, layout->addresses, &mc_p2p_handler);
   if (!failed) failed = mc_p2p_open(c);
   if (failed) return refuse(c, layout, failure, failed);
   *out = c;

@@ -9,39 +9,38 @@
 
 static void release(struct mc_net *n) {
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_loop_close(&n->channels[i]);
-  mc_listener_close(n);
-  pthread_mutex_destroy(&n->listener.lock);
+  mc_shared_leave(n->shared);
   free(n->addresses);
   n->c->net = NULL;
   free(n);
 }
 
-static int open_all(struct mc_net *n, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
+static int open_all(struct mc_net *n, const struct mc_address *addresses, const struct mc_handler *p2p) {
   const size_t bytes = n->c->size * sizeof *n->addresses;
   n->addresses = malloc(bytes);
   if (!n->addresses) return ENOMEM;
   memcpy(n->addresses, addresses, bytes);
   mc_prove(n->c->key, MC_NAMES_GROUP, "", 0, n->group);
   n->buffer_bytes = mc_socket_buffers();
-  mc_socket_settle(listen_fd, n->buffer_bytes);
-  int error = mc_listener_open(n, listen_fd);
   const struct mc_handler *const handlers[] = {&mc_collective_handler, p2p, NULL};
+  int error = 0;
   for (uint32_t i = 0; i < MC_NET_CHANNELS && !error; i++) error = mc_loop_open(&n->channels[i], n, i, handlers[i]);
-  return error;
+  return error ? error : mc_listener_join(n, addresses[n->c->rank].endpoint);
 }
 
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p) {
+int mc_net_open(struct mc_comm *c, const struct mc_address *addresses, const struct mc_handler *p2p) {
   struct mc_net *n = calloc(1, sizeof *n);
-  if (!n) return ENOMEM;
-  n->c = c, c->net = n;
+  struct mc_shared *s = n ? mc_shared_get() : NULL;
+  int error = s ? mc_shared_enter(s) : ENOMEM;
+  if (error) {
+    free(n);
+    return error;
+  }
+  n->c = c, n->shared = s, c->net = n;
   c->transport = (struct mc_transport){.poll = mc_net_look, .propagate = mc_net_propagate, .abort = mc_net_abort};
-  n->listener.listen_fd = n->listener.poll_fd = -1;
-  pthread_mutex_init(&n->listener.lock, NULL);
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) n->channels[i].wake_fd = -1;
-  const int error = open_all(n, listen_fd, addresses, p2p);
-  if (!error) return 0;
-  n->listener.listen_fd = -1;
-  release(n);
+  error = open_all(n, addresses, p2p);
+  if (error) release(n);
   return error;
 }
 
@@ -53,6 +52,8 @@ static void stop_reading(struct mc_loop *loop) {
 void mc_net_close(struct mc_comm *c) {
   struct mc_net *n = c->net;
   mc_net_abort_end(n);
+  mc_listener_leave(n);
+  for (uint32_t i = 0; i < MC_NET_ABORT; i++) mc_listener_fetch(&n->channels[i]); /* they are told as well */
   const uint64_t until = mc_now_ns() + 300000000u;
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) stop_reading(&n->channels[i]);
   for (uint32_t i = 0; i < MC_NET_CHANNELS; i++) mc_control_goodbye(&n->channels[i]);

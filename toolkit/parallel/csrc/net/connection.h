@@ -1,20 +1,20 @@
 /* Inside the net: the listener (a socket, and hellos that are under way), event loops, connections.
  *
- * An event loop is driven by one thread at a time. Only the listener and the sockets that it hands over are
- * shared between event loops, under listener.lock. On MC_NET_COLLECTIVE a pair has up to `streams` connections, made by the
+ * An event loop is driven by one thread at a time. What is shared between groups, and the sockets that the listener's
+ * thread hands to a loop, is under the lock of mc_shared. On MC_NET_COLLECTIVE a pair has up to `streams` connections, made by the
  * higher rank when a message first needs them. On MC_NET_P2P connections have a direction: the sender makes its own, so that a receive from
  * any source needs no connections of its own. On MC_NET_ABORT the hello is all. */
 #ifndef MUSTER_CONNECTION_H
 #define MUSTER_CONNECTION_H
 #include <pthread.h>
 #include "group/queue.h"
+#include "net/process.h"
 #include "net/net.h"
 #include "net/wire.h"
 
 #define MC_SLICE_NS 50000000u      /* no wait sleeps longer than this without looking up */
 #define MC_HELLO_NS 5000000000u    /* for a foreign or slow hello */
 #define MC_CROWDED_NS 1000000000u  /* the same where others wait for the place */
-#define MC_PENDING 64u             /* accepted sockets whose hello is under way; the oldest gives way */
 #define MC_REFUSED_NS 2000000000u  /* refused for this long: the process is gone, its port closed */
 #define MC_NO_FD_NS 2000000000u  /* without a descriptor for this long: no other thread gives one back */
 #define MC_ELSEWHERE_NS 300000000u /* after a loss: time for another rank to report its cause */
@@ -100,8 +100,8 @@ struct mc_loop {
   struct mc_comm *c;
   uint32_t which;
   const struct mc_handler *handler;
-  int wake_fd;                           /* eventfd: a socket was handed over, or work was queued */
-  struct mc_handed *handed;              /* under the listener's lock */
+  int wake_fd;                           /* while it sleeps, an eventfd: a socket was handed over, or work was queued; else -1 */
+  struct mc_handed *handed;              /* under the lock of mc_shared */
   uint32_t streams;                      /* of a pair; other channels than the collective one: 1 */
   struct mc_conn **outgoing, **incoming; /* [size * streams], a peer's side by side; collective: the same array */
   struct mc_conn *conns;                 /* all that exist */
@@ -120,14 +120,6 @@ struct mc_loop {
   uint8_t *scratch;                       /* where dropped bytes go */
 };
 
-struct mc_listener {
-  pthread_mutex_t lock;
-  bool listening;
-  _Atomic uint64_t no_fd_ns; /* since when there is no descriptor for who connects, 0: there is */
-  uint64_t rest_ns;            /* nobody is accepted before */
-  int listen_fd, poll_fd; /* poll_fd: epoll over the listening socket and the pending ones */
-  struct mc_pending *pending; /* [MC_PENDING] */
-};
 struct mc_abort { /* net/abort.c */
   pthread_t thread;
   _Atomic uint32_t begun, started, stop, done; /* done: no node is left to tell */
@@ -138,7 +130,10 @@ struct mc_net {
   struct mc_abort abort;
   struct mc_address *addresses;
   uint8_t group[MC_PROOF];
-  struct mc_listener listener;
+  struct mc_shared *shared;
+  struct mc_listener *listener; /* NULL: not joined */
+  uint64_t endpoint;
+  _Atomic bool has_told; /* its failure, to all who were connected: nobody would tell those who come later */
   struct mc_loop channels[MC_NET_CHANNELS];
   int buffer_bytes; /* of a socket, 0: the kernel's own choice */
 };
@@ -152,11 +147,11 @@ bool mc_would_block(int error);
  * received, for frames follow: *got is how many have come so far, 0 again after the last. */
 int mc_socket_send(int fd, const void *data, size_t bytes);
 int mc_socket_receive(int fd, uint8_t *data, size_t bytes, size_t *got);
+/* --- net/shared.c */
+bool mc_waker_take(struct mc_loop *loop); /* false: there is no descriptor, so it cannot be woken */
+void mc_waker_give_back(struct mc_loop *loop);
+void mc_loop_wake(struct mc_loop *loop); /* from any thread: does not sleep on */
 /* --- net/listener.c */
-int mc_listener_open(struct mc_net *n, int listen_fd); /* 0 or an errno value, as mc_loop_open */
-void mc_listener_close(struct mc_net *n);
-void mc_listener_poll(struct mc_net *n);
-bool mc_listener_is_busy(struct mc_net *n); /* a hello is under way */
 /* Takes what was handed to the channel into its connections. */
 void mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */
@@ -189,9 +184,8 @@ void mc_loop_flush(struct mc_loop *loop, uint64_t until_ns);
 /* Dials and sends without being asked to by poll, and fills loop->polls. Returns how long poll may wait: up to wait_ns, not
  * at all where something could be moved, and no longer than until something is due. */
 uint64_t mc_loop_prepare(struct mc_loop *loop, uint64_t wait_ns);
-void mc_loop_polled(struct mc_loop *loop); /* deals with what poll has said in loop->polls */
+void mc_loop_polled(struct mc_loop *loop, int said); /* deals with what poll has said, in loop->polls */
 bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns); /* both, and poll between them */
-void mc_loop_wake(struct mc_loop *loop);
 /* --- net/control.c */
 void mc_control_heartbeat(struct mc_loop *loop, const uint8_t *rank_status);
 void mc_control_abort(struct mc_loop *loop, const struct mc_failure *failure);

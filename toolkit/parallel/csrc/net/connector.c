@@ -1,8 +1,8 @@
 /* The connecting side of a hello, tried again until the caller's deadline.
  *
- * A rank that is to connect may die before it does. A rank that waits for it connects to its listener and sends
- * nothing: that connection ends with the process, and the next one is refused (MC_CONN_WATCHED). It is
- * kept open, for many short ones would fill the backlog of a rank that is only late. */
+ * A rank that is to connect may die before it does, or leave. A rank that waits for it connects to its listener and says
+ * no more than whom it watches: that connection ends with the group or its process, and the next one is refused
+ * (MC_CONN_WATCHED). It is kept open, for many short ones would fill the backlog of a rank that is only late. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <string.h>
@@ -28,7 +28,7 @@ bool mc_no_descriptor(int error) { return error == EMFILE || error == ENFILE; }
 
 bool mc_connect_lacks_fd(const struct mc_loop *loop, const struct mc_conn *conn, uint64_t for_ns) {
   if (conn->state >= MC_CONN_UP) return false;
-  const uint64_t taking = conn->accepted ? atomic_load(&loop->net->listener.no_fd_ns) : 0;
+  const uint64_t taking = conn->accepted ? atomic_load(&loop->net->listener->no_fd_ns) : 0;
   const uint64_t since = conn->no_fd_ns ? conn->no_fd_ns : taking;
   return since && mc_now_ns() >= since + for_ns;
 }
@@ -80,16 +80,17 @@ static void greet(struct mc_loop *loop, struct mc_conn *conn) {
     return;
   }
   if (getpeername(conn->fd, (struct sockaddr *)&peer, &peer_bytes) != 0) return; /* not connected yet */
-  if (conn->accepted) {
-    conn->state = MC_CONN_WATCHED;
-    return;
-  }
   struct mc_client_hello *hello = &conn->hello.client;
-  *hello = (struct mc_client_hello){.magic = MC_HELLO_MAGIC, .abi = MC_ABI, .channel = (uint16_t)loop->which, .stream = (uint16_t)conn->stream,
-                                .rank = loop->c->rank, .to_rank = conn->peer};
+  const uint32_t channel = conn->accepted ? MC_NET_WATCH : loop->which;
+  *hello = (struct mc_client_hello){.magic = MC_HELLO_MAGIC, .abi = MC_ABI, .channel = (uint16_t)channel, .stream = (uint16_t)conn->stream,
+                                .rank = loop->c->rank, .to_rank = conn->peer, .endpoint = loop->net->addresses[conn->peer].endpoint};
   memcpy(hello->group, loop->net->group, sizeof hello->group);
   if (!mc_random(hello->nonce, sizeof hello->nonce)) {
     again(conn, EIO);
+    return;
+  }
+  if (conn->accepted) {
+    if (send_all(conn, hello, sizeof *hello)) conn->state = MC_CONN_WATCHED;
     return;
   }
   if (loop->which == MC_NET_ABORT) {
@@ -102,11 +103,20 @@ static void greet(struct mc_loop *loop, struct mc_conn *conn) {
   MC_FAULT_POINT(connector_hello_sent);
 }
 
+/* What the listener says in place of an answer: the group has left. No more than a closed port, it proves nothing. */
+static bool is_refusal(const struct mc_server_hello *answer) {
+  return answer->magic == MC_HELLO_MAGIC && answer->abi == MC_ABI && answer->rank == MC_NOBODY;
+}
+
 static void answered(struct mc_loop *loop, struct mc_conn *conn) {
   uint8_t proof[MC_PROOF];
   if (!receive(conn, sizeof conn->hello.server)) return;
   memcpy(&conn->hello.server, conn->hello_bytes, sizeof conn->hello.server);
   const struct mc_server_hello *answer = &conn->hello.server;
+  if (is_refusal(answer)) {
+    again(conn, ECONNREFUSED);
+    return;
+  }
   mc_hello_proof(loop->c, &conn->hello, MC_PROVES_SERVER_HELLO, proof);
   if (answer->magic != MC_HELLO_MAGIC || answer->abi != MC_ABI || answer->rank != conn->peer ||
       !mc_proves(proof, answer->proof)) {
@@ -133,11 +143,11 @@ static void welcomed(struct mc_loop *loop, struct mc_conn *conn) {
 
 /* Its listener closes connections that send nothing, so an end is not yet a death. */
 static void watch(struct mc_conn *conn) {
-  uint8_t nothing;
-  const ssize_t got = recv(conn->fd, &nothing, 1, MSG_DONTWAIT);
-  if (got < 0 && (errno == EINTR || mc_would_block(errno))) return;
+  const int error = mc_socket_receive(conn->fd, conn->hello_bytes, sizeof conn->hello.server, &conn->hello_got);
+  if (mc_would_block(error)) return;
+  memcpy(&conn->hello.server, conn->hello_bytes, sizeof conn->hello.server);
   conn->pause_ns = LONGEST_PAUSE_NS;
-  again(conn, got < 0 ? errno : ECONNRESET);
+  again(conn, error ? error : is_refusal(&conn->hello.server) ? ECONNREFUSED : EPROTO);
 }
 
 void mc_connect_step(struct mc_loop *loop, struct mc_conn *conn) {

@@ -4,11 +4,12 @@
 #include <linux/sockios.h>
 #include <poll.h>
 #include <stdlib.h>
-#include <sys/eventfd.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 #include "net/connection.h"
+
+#define UNWOKEN_NS 1000000u /* the longest sleep of a loop that nobody can wake */
 
 /* Those of a pair of nodes, shared out among the ranks that talk there: as many as the smallest node has. */
 static uint32_t streams_of(const struct mc_comm *c) {
@@ -26,10 +27,7 @@ int mc_loop_open(struct mc_loop *loop, struct mc_net *n, uint32_t which, const s
   loop->incoming = which == MC_NET_COLLECTIVE ? loop->outgoing : calloc(size, sizeof(struct mc_conn *));
   loop->rank_status = calloc(size, 1);
   loop->reported_status = calloc(size, 1);
-  if (!loop->outgoing || !loop->incoming || !loop->rank_status || !loop->reported_status) return ENOMEM;
-  if (which == MC_NET_ABORT) return 0; /* nobody wakes it: its thread alone uses it */
-  loop->wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  return loop->wake_fd < 0 ? errno : 0;
+  return loop->outgoing && loop->incoming && loop->rank_status && loop->reported_status ? 0 : ENOMEM;
 }
 
 void mc_loop_close(struct mc_loop *loop) {
@@ -47,14 +45,6 @@ void mc_loop_close(struct mc_loop *loop) {
   if (loop->incoming != loop->outgoing) free(loop->incoming);
   free(loop->outgoing), free(loop->rank_status), free(loop->reported_status), free(loop->polls);
   free(loop->left), free(loop->scratch);
-  if (loop->wake_fd >= 0) close(loop->wake_fd);
-}
-
-void mc_loop_wake(struct mc_loop *loop) {
-  const uint64_t one = 1;
-  ssize_t wrote;
-  do wrote = write(loop->wake_fd, &one, sizeof one);
-  while (wrote < 0 && errno == EINTR);
 }
 
 static void push(struct mc_loop *loop) {
@@ -86,15 +76,14 @@ static short events_of(const struct mc_conn *conn) {
 
 static void fill_polls(struct mc_loop *loop) {
   loop->poll_count = 0;
-  if (loop->poll_room < loop->conn_count + 2) {
-    const uint32_t room = (loop->conn_count + 2) * 2;
+  if (loop->poll_room < loop->conn_count + 1) {
+    const uint32_t room = (loop->conn_count + 1) * 2;
     struct pollfd *polls = realloc(loop->polls, room * sizeof *polls);
     if (!polls) return;
     loop->polls = polls, loop->poll_room = room;
   }
   loop->polls[0] = (struct pollfd){.fd = loop->wake_fd, .events = POLLIN};
-  loop->polls[1] = (struct pollfd){.fd = loop->net->listener.poll_fd, .events = POLLIN};
-  loop->poll_count = 2;
+  loop->poll_count = 1;
   for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
     const short events = events_of(conn);
     conn->poll_at = 0;
@@ -107,8 +96,11 @@ static void fill_polls(struct mc_loop *loop) {
 uint64_t mc_loop_prepare(struct mc_loop *loop, uint64_t wait_ns) {
   loop->moved = false;
   push(loop);
+  if (loop->moved) wait_ns = 0;
+  if (wait_ns && !mc_waker_take(loop) && wait_ns > UNWOKEN_NS) wait_ns = UNWOKEN_NS;
+  if (__atomic_load_n(&loop->handed, __ATOMIC_ACQUIRE)) wait_ns = 0; /* looked at last: what comes later wakes */
   fill_polls(loop);
-  if (loop->moved || !wait_ns) return 0;
+  if (!wait_ns) return 0;
   const uint64_t due = due_in(loop);
   return due < wait_ns ? due : wait_ns;
 }
@@ -123,18 +115,17 @@ static void deal_with(struct mc_loop *loop, struct mc_conn *conn, short said) {
   if ((said & (POLLRDHUP | POLLHUP | POLLERR)) && conn->state == MC_CONN_UP) mc_conn_drain(loop, conn);
 }
 
-void mc_loop_polled(struct mc_loop *loop) {
-  if (!loop->poll_count) return;
-  if (loop->polls[0].revents) {
-    uint64_t times;
-    while (read(loop->wake_fd, &times, sizeof times) < 0 && errno == EINTR) {}
-  }
-  const uint64_t now = mc_now_ns();
-  if (loop->polls[1].revents || now - loop->listener_ns > MC_SLICE_NS) { /* it also ends slow hellos */
-    loop->listener_ns = now;
-    mc_listener_poll(loop->net);
-  }
-  for (struct mc_conn *conn = loop->conns; conn; conn = conn->next) {
+static void wake_up(struct mc_loop *loop, bool was_woken) {
+  uint64_t times;
+  if (loop->wake_fd < 0) return;
+  while (was_woken && read(loop->wake_fd, &times, sizeof times) < 0 && errno == EINTR) {}
+  mc_waker_give_back(loop);
+}
+
+void mc_loop_polled(struct mc_loop *loop, int said) {
+  wake_up(loop, said > 0 && loop->polls[0].revents);
+  if (said < 0 || !loop->poll_count) return;
+  for (struct mc_conn *conn = loop->conns; said && conn; conn = conn->next) {
     const struct pollfd *poll = &loop->polls[conn->poll_at];
     if (conn->poll_at && poll->revents && poll->fd == conn->fd) deal_with(loop, conn, poll->revents);
   }
@@ -145,9 +136,9 @@ bool mc_loop_turn(struct mc_loop *loop, uint64_t wait_ns) {
   wait_ns = mc_loop_prepare(loop, wait_ns);
   const struct timespec wait = mc_timespec(wait_ns);
   if (wait_ns) __atomic_fetch_add(&loop->c->stats.sleeps, 1, __ATOMIC_RELAXED);
-  if (!loop->poll_count || ppoll(loop->polls, loop->poll_count, &wait, NULL) < 0) return false;
-  mc_loop_polled(loop);
-  return true;
+  const int said = loop->poll_count ? ppoll(loop->polls, loop->poll_count, &wait, NULL) : -1;
+  mc_loop_polled(loop, said);
+  return said >= 0;
 }
 
 /* Both ways: it was reset, and what was sent last is never acknowledged. */

@@ -5,11 +5,11 @@
 #define MUSTER_NET_H
 #include "group/comm.h"
 
-enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS }; /* each has connections of its own */
+enum mc_channel { MC_NET_COLLECTIVE, MC_NET_P2P, MC_NET_ABORT, MC_NET_CHANNELS, MC_NET_WATCH = MC_NET_CHANNELS }; /* each has connections of its own; a watcher only sees whether the group is there */
 
 struct mc_handler;
-/* `p2p`: of the frames of MC_NET_P2P. 0 or an errno value; after a failure listen_fd is still the caller's. */
-int mc_net_open(struct mc_comm *c, int listen_fd, const struct mc_address *addresses, const struct mc_handler *p2p);
+/* `p2p`: of the frames of MC_NET_P2P. 0 or an errno value; after a failure this rank's endpoint is still the caller's. */
+int mc_net_open(struct mc_comm *c, const struct mc_address *addresses, const struct mc_handler *p2p);
 void mc_net_close(struct mc_comm *c); /* sends goodbyes, where that does not block */
 
 /* Collectives. Posts queue only; memory must stay as it is until done. Messages of a pair match in order;

@@ -30,19 +30,25 @@ int mc_socket_receive(int fd, uint8_t *data, size_t bytes, size_t *got) {
   return 0;
 }
 
-int mc_socket_buffers(void) {
-  /* A fixed size ends the kernel's own growth (to 6 MiB as a rule), so it is only worth having where
-   * the administrator allows a large one; net.core.rmem_max is 208 KiB by default. */
+/* A fixed size ends the kernel's own growth (to 6 MiB as a rule), so it is only worth having where
+ * the administrator allows a large one; net.core.rmem_max is 208 KiB by default. */
+static bool allows_buffers(void) {
   static const char *const limits[] = {"/proc/sys/net/core/rmem_max", "/proc/sys/net/core/wmem_max"};
   for (unsigned i = 0; i < 2; i++) {
     FILE *file = fopen(limits[i], "re");
     long limit = 0;
-    if (!file) return 0;
+    if (!file) return false;
     if (fscanf(file, "%ld", &limit) != 1) limit = 0;
     fclose(file);
-    if (limit < MC_BUFFER) return 0;
+    if (limit < MC_BUFFER) return false;
   }
-  return MC_BUFFER;
+  return true;
+}
+
+int mc_socket_buffers(void) {
+  static _Atomic int known = -1; /* groups are many */
+  if (atomic_load(&known) < 0) atomic_store(&known, allows_buffers() ? MC_BUFFER : 0);
+  return atomic_load(&known);
 }
 
 void mc_socket_settle(int fd, int buffer_bytes) {

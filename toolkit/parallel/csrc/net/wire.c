@@ -2,7 +2,7 @@
 #include "kernels/kernels.h"
 
 _Static_assert(sizeof(struct mc_frame) == 64, "a frame's header is 64 bytes");
-_Static_assert(sizeof(struct mc_client_hello) == 56, "no holes");
+_Static_assert(sizeof(struct mc_client_hello) == 64, "no holes");
 _Static_assert(sizeof(struct mc_server_hello) == 48, "no holes");
 
 void mc_hello_proof(const struct mc_comm *c, const struct mc_hello *hello, enum mc_proof of, uint8_t out[MC_PROOF]) {

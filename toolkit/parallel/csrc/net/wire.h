@@ -15,8 +15,10 @@ struct mc_client_hello {
   uint32_t abi;
   uint16_t channel, stream;
   uint32_t rank, to_rank;
+  uint64_t endpoint; /* at the listener: of the group and rank that are meant */
   uint8_t group[MC_PROOF], nonce[16];
 };
+#define MC_NOBODY UINT32_MAX /* in place of a rank: that endpoint is not there any more */
 struct mc_server_hello {
   uint64_t magic;
   uint32_t abi, rank;

@@ -70,7 +70,6 @@ void mc_p2p_check_liveness(struct mc_p2p *p, bool at_once) {
   const uint64_t now = mc_now_ns();
   if (!at_once && now - p->checked_ns < MC_SLICE_NS) return;
   p->checked_ns = now;
-  if (p->loop) mc_listener_poll(p->loop->net); /* a rank that waits for its own node polls no sockets, but an abort comes there */
   if (!p->aborted && is_aborted(p)) end_all(p);
   for (uint32_t i = 0; (p->pending_near || p->pending_remote) && i < p->slots; i++) {
     struct mc_request *r = p->requests[i];

@@ -93,7 +93,7 @@ void mc_p2p_poll_sockets(struct mc_p2p *p, uint64_t wait_ns) {
   if (!said && !wait_ns) sched_yield(); /* the peer may be here and want this processor */
   mc_p2p_enter(p);
   p->polling = false;
-  if (said >= 0) mc_loop_polled(loop);
+  mc_loop_polled(loop, said);
 }
 
 /* false: there has been nothing to do for long enough */

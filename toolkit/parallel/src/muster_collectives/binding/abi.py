@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 14
+ABI = 15
 UNDER_WAY = -1
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -58,7 +58,9 @@ class McTuning(ctypes.Structure):
 class McAddress(ctypes.Structure):
     """mc_address: where a rank listens."""
 
-    _fields_ = (("family", u16), ("port", u16), ("bytes", u8 * 16), ("scope", u32))
+    _fields_ = (
+        ("endpoint", u64), ("family", u16), ("port", u16), ("bytes", u8 * 16), ("scope", u32),
+    )  # fmt: skip
 
 
 class McLayout(ctypes.Structure):
@@ -66,7 +68,7 @@ class McLayout(ctypes.Structure):
 
     _fields_ = (
         ("abi", u32), ("rank", u32), ("size", u32), ("node_of", ptr),
-        ("segment_fd", i32), ("listen_fd", i32), ("addresses", ptr),
+        ("segment_fd", i32), ("addresses", ptr),
         ("key", u8 * 32), ("tuning", McTuning), ("records", u32),
     )  # fmt: skip
 
@@ -153,6 +155,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_abi": (u32, ()),
     "mc_isa": (ctypes.c_char_p, ()),
     "mc_segment_bytes": (u64, (u32, ptr)),
+    "mc_endpoint_open": (ctypes.c_int, (ctypes.c_char_p, i32, ptr, ptr)),
+    "mc_endpoint_close": (None, (u64,)),
     "mc_create": (ctypes.c_int, (ptr, f64, ptr, ptr)),
     "mc_async_post": (ctypes.c_int, (ptr, ptr, f64)),
     "mc_async_wait": (ctypes.c_int, (ptr, ptr, f64, ptr)),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import ctypes
+import functools
 import operator
 import os
 import threading
@@ -65,8 +66,8 @@ def _address(array: Any) -> int:
 
 class CoreGroup:
     """What the core does for one rank of a group. `nodes[r]` is the number of rank r's node,
-    `why[r]` in words how rank r is reached, `timeout_s` the deadline of calls that give none;
-    `regions` are unmapped when it is closed. The layout's descriptors are the core's."""
+    `timeout_s` the deadline of calls that give none; `regions` are unmapped when it is closed. The
+    layout's descriptors are the core's."""
 
     transport = "native"
     global_ranks: tuple[int, ...] = ()  # of its ranks in the world
@@ -89,7 +90,7 @@ class CoreGroup:
         self.timeout_s = timeout_s
         self.shm_method = layout.shm_method
         self.huge_pages = settings.huge_pages
-        self.why = layout.why
+        self._why = layout.why
         self.tuning = layout.tuning
         self.library = library.load(settings.core)
         self._pid = os.getpid()
@@ -124,6 +125,11 @@ class CoreGroup:
         self._run_core, self._post_core = self._entry.run, self._entry.post
         self.wait_core = self._entry.wait
         live.groups.add(self)
+
+    @functools.cached_property
+    def why(self) -> tuple[str, ...]:
+        """By rank, in words: how it is reached."""
+        return self._why()
 
     # --- collectives
 

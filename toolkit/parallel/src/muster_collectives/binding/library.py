@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import functools
 import ipaddress
 import os
 import socket
+from collections.abc import Callable
 
 from muster_collectives.binding import abi
 from muster_collectives.runtime.errors import CoreError
@@ -48,7 +50,7 @@ def create(
     addresses = (abi.McAddress * layout.size)()
     raw = abi.McLayout(
         abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
-        segment_fd=layout.segment_fd, listen_fd=layout.listen_fd,
+        segment_fd=layout.segment_fd,
         addresses=ctypes.addressof(addresses) if layout.addresses else None,
         tuning=raw_tuning(layout.tuning), records=records,
     )  # fmt: skip
@@ -56,9 +58,32 @@ def create(
     for at, address in zip(addresses, layout.addresses, strict=False):
         packed = ipaddress.ip_address(address.host).packed
         at.family = socket.AF_INET6 if len(packed) > 4 else socket.AF_INET
-        at.port, at.bytes[: len(packed)] = address.port, packed
+        at.endpoint, at.port, at.bytes[: len(packed)] = address.endpoint, address.port, packed
     place.clear()
     return int(library.mc_create(abi.at(raw), timeout_s, ctypes.byref(handle), place.address))
+
+
+def open_endpoint(
+    library: ctypes.CDLL, hosts: tuple[str, ...], listen: Callable[[], socket.socket]
+) -> tuple[int, int]:
+    """Where other nodes reach this process for one group that is to be made: the endpoint's number
+    and its port. All groups with the same `hosts` have one socket, which `listen` makes where there
+    is none yet. Raises OSError."""
+    number, port = abi.u64(), abi.u16()
+
+    def ask(fd: int) -> int:
+        at = ctypes.byref(number), ctypes.byref(port)
+        return int(library.mc_endpoint_open(" ".join(hosts).encode(), fd, *at))
+
+    error = ask(-1)
+    if error == errno.ENOENT:
+        with listen() as listener:
+            error = ask(listener.fileno())
+            if not error:
+                listener.detach()  # the core's
+    if error:
+        raise OSError(error, os.strerror(error))
+    return number.value, port.value
 
 
 def raw_tuning(tuning: Tuning) -> abi.McTuning:

@@ -15,27 +15,39 @@ import socket
 import struct
 from collections.abc import Mapping
 from contextlib import suppress
+from typing import NamedTuple
 
+from muster_collectives.binding import library
 from muster_collectives.runtime.errors import CollectiveError, ResourceError, SettingsError
 from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.types import Code
 
 _SIOCGIFADDR = 0x8915
+_BACKLOG = 4096  # all ranks of a large group may come at once; the system's bound counts as well
 _NO_MORE = (errno.ENOMEM, errno.ENOBUFS)  # no address is at fault
 _NOWHERE = (("192.0.2.1", 9), ("2001:db8::1", 9))  # addresses for documentation: never sent to
 
 
-def open_listener(
-    settings: Settings, environ: Mapping[str, str], backlog: int
-) -> tuple[tuple[str, ...], socket.socket]:
-    """This rank's addresses, and where it listens for others. Raises SettingsError that names the
-    variable, ResourceError."""
+class Place(NamedTuple):
+    """Where this rank listens for others of one group: its addresses, the preferred first, the
+    port, and the number of its endpoint there. Of a group of one rank: nowhere."""
+
+    hosts: tuple[str, ...] = ("127.0.0.1",)
+    port: int = 0
+    endpoint: int = 0
+
+
+def open_endpoint(settings: Settings, environ: Mapping[str, str]) -> Place:
+    """A new endpoint, to be closed by `mc_endpoint_close`. Raises SettingsError that names the
+    variable, ResourceError, CoreError."""
     hosts = own_addresses(settings, environ)
+    core = library.load(settings.core)
     try:
-        return hosts, listen(hosts, backlog)
+        number, port = library.open_endpoint(core, hosts, lambda: listen(hosts, _BACKLOG))
     except OSError as error:
         raise _no_listener(settings, hosts[0], error) from error
+    return Place(hosts, port, number)
 
 
 def _no_listener(settings: Settings, host: str, error: OSError) -> CollectiveError:

@@ -7,7 +7,6 @@ import hmac
 import logging
 import os
 import resource
-import socket
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from dataclasses import replace
 from muster_collectives.binding import abi, core_group, library, shared_memory
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.bootstrap import node_info
-from muster_collectives.bootstrap.addresses import open_listener
+from muster_collectives.bootstrap.addresses import Place, open_endpoint
 from muster_collectives.bootstrap.agreement import Agreement, Said
 from muster_collectives.bootstrap.locality import find_locality
 from muster_collectives.bootstrap.node_info import GroupPlan, NodeInfo
@@ -35,7 +34,7 @@ from muster_collectives.runtime.summary import Identity, Summary
 from muster_collectives.runtime.tuning import Tuning, decode, differences
 from muster_collectives.runtime.types import Code
 
-# a listener, its epoll, eventfds, memory; and one for what is read from files and /proc meanwhile
+# a listener, its epoll, an eventfd, memory; and one for what is read from files and /proc meanwhile
 _DESCRIPTORS = 8
 _log = logging.getLogger("muster_collectives")
 
@@ -85,15 +84,13 @@ def connect(
 
 def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -> Communicator:
     """The group of the ranks of `agreement`, which have not met. Raises as `connect`."""
-    listener = None
+    place = Place()
     try:
         try:
             if agreement.size > 1:
                 _require_descriptors()
-            hosts: tuple[str, ...] = ("127.0.0.1",)
-            if agreement.size > 1:
-                hosts, listener = open_listener(settings, environ, max(128, agreement.size))
-            info = _node_info(settings, hosts, listener, agreement.group)
+                place = open_endpoint(settings, environ)
+            info = _node_info(settings, place, agreement.group)
         except CollectiveError as error:  # the others wait for a word of this rank
             agreement.fail(error)
         except OSError as error:
@@ -103,13 +100,13 @@ def make(agreement: Agreement, settings: Settings, environ: Mapping[str, str]) -
         layout = agreement.meet(
             node_info.encode_node_info(info),
             lambda said: _decide(said, settings),
-            lambda answer: _layout(agreement, answer, settings, listener),
+            lambda answer: _layout(agreement, answer, settings),
         )
         limit_s = agreement.timeout_s
         return Communicator(layout, settings, agreement.group, limit_s, create_s=agreement.left_s)
     finally:
-        if listener is not None:  # and the core does not own it
-            listener.close()
+        if place.endpoint:
+            library.load(settings.core).mc_endpoint_close(place.endpoint)  # unless a group has it
 
 
 def _require_descriptors() -> None:
@@ -131,9 +128,7 @@ def _require_descriptors() -> None:
             os.close(fd)
 
 
-def _node_info(
-    settings: Settings, hosts: tuple[str, ...], listener: socket.socket | None, group: str
-) -> NodeInfo:
+def _node_info(settings: Settings, place: Place, group: str) -> NodeInfo:
     """Raises CoreError."""
     return NodeInfo(
         abi=int(library.load(settings.core).mc_abi()),
@@ -145,8 +140,9 @@ def _node_info(
         memfd=shared_memory.can_memfd(),
         node=settings.node,
         processors=machine.processors(),
-        hosts=hosts,
-        port=int(listener.getsockname()[1]) if listener is not None else 0,
+        hosts=place.hosts,
+        port=place.port,
+        endpoint=place.endpoint,
         is_spin_given=settings.is_spin_given,
         is_slot_given=settings.is_slot_given,
         tuning=settings.tuning,
@@ -172,7 +168,7 @@ def _version_checked(what: str) -> Iterator[None]:
     """Words that cannot be read are a RendezvousError that says `what`."""
     try:
         yield
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise RendezvousError(
             f"{what}: {error}", "install the same muster-parallel everywhere"
         ) from error
@@ -207,9 +203,7 @@ def say_once(note: str) -> None:
     _log.warning("%s", note)
 
 
-def _layout(
-    agreement: Agreement, answer: Said, settings: Settings, listener: socket.socket | None
-) -> GroupLayout:
+def _layout(agreement: Agreement, answer: Said, settings: Settings) -> GroupLayout:
     """From rank 0's answer to where all ranks are; its descriptors are the caller's."""
     plan, key = _read(answer, settings, agreement.rank)
     _say(answer, settings, plan, agreement.rank)
@@ -223,6 +217,5 @@ def _layout(
     return GroupLayout(
         rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
         segment_fd=place.fd, why=place.why,
-        listen_fd=listener.detach() if listener is not None and between else -1,
         addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
     )  # fmt: skip

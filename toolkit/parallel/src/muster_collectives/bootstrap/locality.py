@@ -21,12 +21,13 @@ from muster_collectives.runtime.layout import ShmMethod, numbered
 @dataclass(frozen=True, slots=True)
 class Locality:
     """Which ranks share a node, and this rank's way into its memory. `fd` is this rank's descriptor
-    of its node's memory, -1 where it is alone; `why` [size]."""
+    of its node's memory, -1 where it is alone; `why` makes words for each rank, if somebody asks:
+    a large group is made often, and asked seldom."""
 
     nodes: tuple[int, ...]
     shm_method: ShmMethod
     fd: int
-    why: tuple[str, ...]
+    why: Callable[[], tuple[str, ...]]
 
 
 def find_locality(
@@ -39,15 +40,17 @@ def find_locality(
         answer = probe.turn(0)
         if answer["again"]:
             answer = probe.turn(1, answer)
-        results = [decode_probe_result(said) for said in answer["proofs"]]
-        leaders = nodes_of(plan.probe_groups, results)
+        leaders, results = tuple(answer["leaders"]), _results(answer)
         shared = leaders.count(leaders[rank]) > 1
         shm_method = results[rank].shm_method if shared else ShmMethod.ALONE
         fd = probe.held.pop(shm_method, -1) if shared else -1
     finally:
         for unused in probe.held.values():
             shared_memory.close(unused)
-    why = tuple(_why(rank, other, leaders, results, plan) for other in range(agreement.size))
+
+    def why() -> tuple[str, ...]:
+        return tuple(_why(rank, other, leaders, results, plan) for other in range(len(results)))
+
     return Locality(numbered(leaders), shm_method, fd, why)
 
 
@@ -113,19 +116,36 @@ def _decide(plan: GroupPlan, all_: Sequence[Said], before: Said | None) -> Said:
     """On rank 0: which candidates try again, and what counts otherwise."""
     results = [decode_probe_result(said) for said in all_]
     if before is not None:
-        first = [decode_probe_result(said) for said in before["proofs"]]
+        first = _results(before)
         for each in plan.probe_groups:
             if each.leader in before["again"]:
                 best = better(each, first, results)
                 for rank in each.members:
                     first[rank] = _both(best[rank], first[rank], results[rank])
-        return {"proofs": [encode_probe_result(each) for each in first], "again": []}
+        return _decided(plan, first, [])
     again = [
         each.leader
         for each in plan.probe_groups
         if len(each.shm_method) > 1 and not all(results[rank].is_shared for rank in each.members)
     ]
-    return {"proofs": list(all_), "again": again}
+    return _decided(plan, results, again)
+
+
+def _decided(plan: GroupPlan, results: Sequence[ProbeResult], again: list[int]) -> Said:
+    """`again`: the leaders of those that try once more. All ranks read this, and most have found
+    the same as others: each result stands there once."""
+    kinds = {each: number for number, each in enumerate(dict.fromkeys(results))}
+    return {
+        "kinds": [encode_probe_result(each) for each in kinds],
+        "proofs": [kinds[each] for each in results],
+        "leaders": nodes_of(plan.probe_groups, results), "again": again,
+    }  # fmt: skip
+
+
+def _results(answer: Said) -> list[ProbeResult]:
+    """By rank, of what `_decided` made."""
+    kinds = [decode_probe_result(said) for said in answer["kinds"]]
+    return [kinds[number] for number in answer["proofs"]]
 
 
 def _both(chosen: ProbeResult, first: ProbeResult, second: ProbeResult) -> ProbeResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hmac
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -35,6 +36,7 @@ class NodeInfo:
     processors: int
     hosts: tuple[str, ...]
     port: int
+    endpoint: int
     is_spin_given: bool
     is_slot_given: bool
     tuning: Tuning
@@ -70,7 +72,9 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
     # the first is the preferred one; a loopback address is of no use to other machines
     hosts = (info.hosts[0] if one_network else info.hosts[-1] for info in infos)
-    addresses = tuple(Address(host, info.port) for host, info in zip(hosts, infos, strict=True))
+    addresses = tuple(
+        Address(host, info.port, info.endpoint) for host, info in zip(hosts, infos, strict=True)
+    )
     crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
                   for each in probe_groups)  # fmt: skip
     tuning = infos[0].tuning
@@ -219,9 +223,14 @@ def encode_node_info(info: NodeInfo) -> dict[str, Any]:
 
 
 def decode_node_info(said: Mapping[str, Any]) -> NodeInfo:
-    """Raises TypeError, ValueError, KeyError for what is no claim."""
-    tuning = decode(said["tuning"])
+    """Raises TypeError, ValueError, KeyError, AttributeError for what is no claim."""
+    tuning = _tuning(tuple(said["tuning"].items()))
     return NodeInfo(**{**said, "hosts": tuple(said["hosts"]), "tuning": tuning})
+
+
+@functools.lru_cache(maxsize=16)  # as a rule all ranks say the same
+def _tuning(items: tuple[tuple[str, Any], ...]) -> Tuning:
+    return decode(dict(items))
 
 
 def encode_plan(plan: GroupPlan) -> dict[str, Any]:
@@ -230,7 +239,7 @@ def encode_plan(plan: GroupPlan) -> dict[str, Any]:
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
-        "addresses": [[each.host, each.port] for each in plan.addresses],
+        "addresses": [[each.host, each.port, each.endpoint] for each in plan.addresses],
         "tuning": encode(plan.tuning),
     }
 
@@ -241,7 +250,7 @@ def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
             ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
             for leader, members, ways in said["candidates"]
         ),
-        addresses=tuple(Address(host, port) for host, port in said["addresses"]),
+        addresses=tuple(map(Address._make, said["addresses"])),
         tuning=decode(said["tuning"]),
     )
 

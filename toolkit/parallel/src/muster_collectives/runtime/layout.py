@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from muster_collectives.runtime.tuning import Tuning
 
@@ -19,12 +20,13 @@ class ShmMethod(enum.Enum):
     FILE = "file"  # in /dev/shm, unlinked once all have it open
 
 
-@dataclass(frozen=True, slots=True)
-class Address:
-    """Where a rank listens: an IP address without brackets, and a port."""
+class Address(NamedTuple):
+    """Where a rank listens: an IP address without brackets, and a port. `endpoint`: the number of
+    the group that is meant there, 0: what listens has no groups."""
 
     host: str
     port: int
+    endpoint: int = 0
 
     def __str__(self) -> str:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
@@ -33,17 +35,15 @@ class Address:
 @dataclass(frozen=True, slots=True)
 class GroupLayout:
     """A group as one rank sees it. `segment_fd` is the memory of its node, which it has by
-    `shm_method`, -1: it is alone there; `why` [size] says in words how each rank is reached;
-    `listen_fd` -1: one node, or no socket; `addresses` [size], empty where no rank needs to reach
-    another by TCP."""
+    `shm_method`, -1: it is alone there; `why` says in words how each rank is reached;
+    `addresses` [size], empty where no rank needs to reach another by TCP."""
 
     rank: int
     size: int
     nodes: tuple[int, ...]
     shm_method: ShmMethod
     segment_fd: int
-    why: tuple[str, ...]
-    listen_fd: int
+    why: Callable[[], tuple[str, ...]]
     addresses: tuple[Address, ...]
     key: bytes
     tuning: Tuning

@@ -11,9 +11,10 @@ _CACHES = "/sys/devices/system/cpu/cpu0/cache"
 
 
 def processors() -> int:
-    """How many this process may use at a time: affinity, and the quota of its control group."""
+    """How many this process may use at a time: affinity, and the quota that its control group had
+    when it was first asked for."""
     usable = len(os.sched_getaffinity(0))
-    quota = _quota_v2() or _quota_v1()
+    quota = _quota()
     return max(1, min(usable, int(quota))) if quota else usable
 
 
@@ -23,6 +24,11 @@ def quota_of(text: str) -> float:
     if len(parts) != 2 or not (parts[0].isdigit() and parts[1].isdigit()) or parts[1] == "0":
         return 0.0
     return max(1.0, int(parts[0]) / int(parts[1]))
+
+
+@functools.cache  # six files, for each of many groups
+def _quota() -> float:
+    return _quota_v2() or _quota_v1()
 
 
 def _quota_v2() -> float:

@@ -39,7 +39,7 @@ class TorchStore:
         """Waits until all are there, for `timeout_s` at most: those that are."""
         here = list(keys)
         if here and not self._wait(here, timeout_s):
-            here = [key for key in keys if self._store.check([key])]
+            here = self._there(here)
         if not here:
             return {}
         if self._is_at_once:
@@ -47,6 +47,13 @@ class TorchStore:
         else:
             values = [self._store.get(key) for key in here]
         return {key: bytes(value) for key, value in zip(here, values, strict=True)}
+
+    def _there(self, keys: list[str]) -> list[str]:
+        """Those of them that are there: as a rule all but a few, so halves are asked for first."""
+        if not keys or self._store.check(keys):
+            return keys
+        middle = len(keys) // 2
+        return self._there(keys[:middle]) + self._there(keys[middle:]) if middle else []
 
     def _wait(self, keys: list[str], timeout_s: float) -> bool:
         """Whether they are there. Raises RuntimeError for a store that ends the wait itself."""

@@ -1,0 +1,116 @@
+"""A rank whose groups share a listener: `listener_worker PLAY VICTIM`. Each rank is a node."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from array import array
+from collections.abc import Callable
+from typing import Any
+from unittest import mock
+
+from muster_collectives.binding import library
+from muster_collectives.core import Communicator
+from tests.collectives.faults.fault_worker import LONG_S, described, raised
+from tests.collectives.support.meeting import Meeting
+
+SLOW_S = 3.0  # longer than a port that is closed is tried at
+
+
+def leaves(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The victim closes a group in which nobody has called anything; its world, at the same
+    listener, stays."""
+    world, part = meeting.world(), meeting.world("part")
+    summed(world)
+    if meeting.rank == victim:
+        part.close()
+        meeting.wait_for_mark("told")
+        words = {"kind": ""}
+    else:
+        began = time.monotonic()
+        words = described(raised(lambda: summed(part)))
+        words["took_s"] = time.monotonic() - began
+        meeting.mark("told")
+        part.close()
+    words["sum"] = summed(world)
+    world.close()
+    return words
+
+
+def comes_late(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The victim has told its endpoint, and makes its part of the group so much later that the
+    other has long been there; its world takes what comes to the listener meanwhile."""
+    world, make = meeting.world(), library.create
+
+    def slowly(*given: Any) -> int:
+        time.sleep(SLOW_S)
+        return make(*given)
+
+    with mock.patch.object(library, "create", slowly if meeting.rank == victim else make):
+        part = meeting.world("part")
+    found = summed(part)
+    part.close()
+    world.close()
+    return {"sum": found}
+
+
+def listens(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """How many sockets listen: with no group, with a world, with ten groups more, and after all."""
+    found = [listening()]
+    world = meeting.world()
+    summed(world)
+    found.append(listening())
+    parts = [meeting.world(f"part-{number}") for number in range(10)]
+    for part in parts:
+        summed(part)
+    found.append(listening())
+    for group in (*parts, world):
+        group.close()
+    found.append(listening())
+    return {"found": found}
+
+
+def forks(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """Each rank's child makes a world with the other's child, beside its parents'."""
+    world = meeting.world()
+    summed(world)
+    pid = os.fork()
+    if not pid:
+        before = listening()
+        with meeting.world("children") as children:
+            found = summed(children) == 3.0 and (before, listening()) == (1, 1)
+        os._exit(0 if found and listening() == 0 else 1)
+    found = summed(world)
+    _, status = os.waitpid(pid, 0)
+    found += summed(world)
+    world.close()
+    return {"sum": found, "child": os.waitstatus_to_exitcode(status)}
+
+
+def summed(comm: Communicator) -> float:
+    """Of all ranks, each of which gives its own and one."""
+    total = array("d", [comm.rank + 1.0])
+    comm.all_reduce(total, timeout_s=LONG_S)
+    return total[0]
+
+
+def listening() -> int:
+    found = 0
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            with socket.socket(fileno=os.dup(int(name))) as each:
+                found += each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+        except OSError:  # no socket, or the descriptor of the folder itself
+            continue
+    return found
+
+
+PLAYS: dict[str, Callable[[Meeting, int], dict[str, Any]]] = {
+    each.__name__: each for each in (leaves, comes_late, listens, forks)
+}
+
+if __name__ == "__main__":
+    here = Meeting()
+    here.say(**PLAYS[sys.argv[1]](here, int(sys.argv[2])))
