@@ -31,7 +31,8 @@ It writes the engine's own file, gives it to the engine's own client, and keeps 
 folder. On every host `muster run` then does what `train` does on SageMaker. `muster ps`, `stacks`
 and `stop` take the run folder, and ask the job where it runs.
 """
-TARGETS = {"slurm": "muster.submit.slurm"}
+TARGETS = {"slurm": "muster.submit.slurm", "hosts": "muster.submit.hosts.target"}
+FILE_ENGINE = "hosts"
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
 
@@ -44,7 +45,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
     add_job_options(parser, instance_type="")
     add = parser.add_argument
-    add("--on", metavar="ENGINE", help=f"where the job runs: {listed(TARGETS)}")
+    add("--on", metavar="ENGINE", help="where the job runs: slurm, hosts:FILE")
     add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
     add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
     add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
@@ -106,21 +107,37 @@ def _submit(args: argparse.Namespace) -> int:
         raise UsageError("SCRIPT is missing", "see muster submit --help")
     if not args.on:
         raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
-    target = target_of(args.on)
-    request = read_job(args, image=None)._replace(hosts=args.count or 1)
+    engine, _, where = args.on.partition(":")
+    target = target_of(engine)
+    if bool(where) != (engine == FILE_ENGINE):
+        fix = f"--on {FILE_ENGINE}:FILE has a file of hosts, others have none"
+        raise UsageError(f"--on {args.on}: which hosts?" if not where else f"--on {args.on}", fix)
+    request = read_job(args, image=None)._replace(hosts=args.count or _count(where))
     preparation.distribution_keys(request)
-    job = submission_of(args, request, runfolder.planned(request.program, request.output))
+    planned = runfolder.planned(request.program, request.output)
+    job = submission_of(args, request, planned)._replace(where=where)
     target.check(job)
     if args.dry_run:
         sys.stdout.write(target.render(job))
         return 0
     submitted = _hand_over(args, target, job)
+    if submitted.code is not None:
+        return submitted.code
     tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
     if args.follow is None:
         return 0
     from muster.submit.follow import follow
 
     return follow(target, submitted)
+
+
+def _count(file: str) -> int:
+    """How many hosts a job has that was not told."""
+    if not file:
+        return 1
+    from muster.submit.hosts.listed import read_hosts
+
+    return len(read_hosts(file))
 
 
 def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Submitted:

@@ -1,0 +1,221 @@
+"""The desk's side of a job on hosts: from the first connection to the last record."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from muster.arguments import UsageError, tell
+from muster.local import frames
+from muster.local.paths import shown
+from muster.local.record.artifacts import gather
+from muster.local.record.runfolder import in_words
+from muster.local.signals import STOPPING
+from muster.submit import folder
+from muster.submit.hosts.link import GONE, Event, Link, Screen
+from muster.submit.hosts.listed import Host, attended, ssh
+from muster.submit.hosts.records import Unpacker
+from muster.submit.hosts.request import give, stop_s
+from muster.submit.values import Submission, Submitted
+from muster.types.plain import shortened
+
+GREET_S = 90.0  # until all hosts have the code, or one of them says something
+FIRST_END_S = 5.0  # for the others, once a host's part has ended
+END_S = 30.0  # beyond a stop's time, until hosts send their records
+LOST_CODE, STOPPED_CODE = 102, 143
+SIGNAL = -1  # in place of a host's index
+
+
+class Attendance:
+    """One job. Raises UsageError where nothing was started."""
+
+    def __init__(self, job: Submission, hosts: Sequence[Host]) -> None:
+        self._job = job
+        self._hosts = hosts
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._links: list[Link] = []
+        self._pythons: dict[int, str] = {}
+        self._runs: dict[int, str] = {}
+        self._codes: dict[int, int] = {}  # in the order in which they came
+        self._over: dict[int, str] = {}  # hosts that need nothing more -> why there is no record
+        self._stops = 0
+        self._hurried = False  # ended hosts wait no longer for the others
+
+    def run(self) -> Submitted:
+        """The job as it ended."""
+        before = {number: signal.getsignal(number) for number in STOPPING}
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:
+                signal.signal(number, lambda n, frame: self._events.put(Event(SIGNAL, b"", b"")))
+        try:
+            self._connect()
+            submitted = self._submitted()
+            folder.keep(submitted)
+            self._each(frames.START)
+            tell(f"muster submit: {len(self._hosts)} hosts run, in {shown(self._job.run)}\n")
+            self._hold()
+            self._tell_what_is_missing()
+            submitted = submitted._replace(code=self._code())
+            folder.keep(submitted)
+            return submitted
+        finally:
+            for link in self._links:
+                link.end()
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _connect(self) -> None:
+        """Every host has request and code, or none starts."""
+        screen = Screen()
+        for index, host in enumerate(self._hosts):
+            argv = [*ssh(host, self._job.settings), attended(self._job.python)]
+            unpacker = Unpacker(self._job.run, host.name, leads=not index)
+            task = partial(give, self._job, self._hosts, index)
+            try:
+                link = Link(index, host, argv, task, unpacker, screen, self._events)
+            except OSError as error:
+                raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
+            self._links.append(link)
+        last = time.monotonic()
+        while len(self._runs) < len(self._hosts):
+            event = self._next(last + GREET_S)
+            if event is None:
+                if time.monotonic() < last + GREET_S:
+                    continue
+                silent = [h.name for i, h in enumerate(self._hosts) if i not in self._runs]
+                what = f"{', '.join(silent)} did not answer within {GREET_S:.0f} s"
+                raise UsageError(shortened(what), "nothing was started on any host")
+            last = time.monotonic()
+            if event.host == SIGNAL:
+                raise KeyboardInterrupt
+            self._greeted(event)
+
+    def _greeted(self, event: Event) -> None:
+        host = self._hosts[event.host]
+        if event.kind == frames.HELLO:
+            self._pythons[event.host] = str(frames.fields_of(event.content).get("python"))
+        elif event.kind == frames.READY:
+            self._runs[event.host] = str(frames.fields_of(event.content).get("run"))
+        elif event.kind == frames.REFUSED:
+            why = f"{host.name}: the job cannot be put there: {_why(event)}"
+            fix = "name another folder of the hosts: --set TMPDIR=DIR; nothing was started"
+            raise UsageError(why, fix)
+        elif event.kind == GONE:
+            why = event.content.decode()
+            fix = "nothing was started on any host"
+            if why.startswith("no muster"):
+                fix = f"install it there, or name its Python: --python FILE; {fix}"
+            raise UsageError(f"{host.name}: {why}", fix)
+
+    def _submitted(self) -> Submitted:
+        where = {
+            "leader": self._hosts[0].destination,
+            "python": self._pythons[0],
+            "run": self._runs[0],
+            "machine": os.uname().nodename,
+            "process": str(os.getpid()),
+        }
+        where |= {f"set {name}": value for name, value in self._job.settings.items()}
+        name = os.path.basename(os.path.dirname(self._runs[0]))
+        return Submitted("hosts", name, self._job.name, len(self._hosts), self._job.run, where)
+
+    def _each(self, kind: bytes) -> None:
+        for index, link in enumerate(self._links):
+            if index not in self._over:
+                link.send(kind)
+
+    def _next(self, limit: float) -> Event | None:
+        """The next event; None where there is none for a while."""
+        try:
+            wait_s = min(frames.BEAT_S, limit - time.monotonic())
+            return self._events.get(timeout=max(0.0, wait_s))
+        except queue.Empty:
+            self._each(frames.BEAT)
+            return None
+
+    def _hold(self) -> None:
+        """Until every host has ended and was heard, or is lost."""
+        limit = float("inf")  # for the next step towards the end
+        while len(self._over) < len(self._hosts):
+            event = self._next(limit)
+            if event is None:
+                if time.monotonic() >= limit:
+                    limit = self._hurry()
+            elif event.host == SIGNAL:
+                limit = min(limit, self._stop())
+            elif event.kind == frames.ENDED:
+                self._codes[event.host] = int(frames.fields_of(event.content).get("code", 1))
+                if limit == float("inf"):
+                    limit = time.monotonic() + FIRST_END_S
+            elif event.kind == frames.PACKED:
+                self._close(event)
+            elif event.kind == GONE:
+                self._lost(event)
+
+    def _stop(self) -> float:
+        """A person wants the end; twice, at once."""
+        self._stops += 1
+        if self._stops == 1:
+            tell("muster submit: stopping; ranks have time to save. Again to end them at once\n")
+        self._each(frames.STOP if self._stops == 1 else frames.KILL)
+        return time.monotonic() + stop_s(self._job) + END_S
+
+    def _hurry(self) -> float:
+        """Hosts that are late: those that wait for one whose part has ended, then all."""
+        if not (self._stops or self._hurried):
+            self._hurried = True
+            self._each_unended(frames.STOP)
+            return time.monotonic() + stop_s(self._job) + END_S
+        late = [i for i in range(len(self._links)) if i not in self._codes and i not in self._over]
+        for index in late:
+            self._links[index].end()
+        return float("inf")
+
+    def _each_unended(self, kind: bytes) -> None:
+        for index, link in enumerate(self._links):
+            if index not in self._codes and index not in self._over:
+                link.send(kind)
+
+    def _close(self, event: Event) -> None:
+        link = self._links[event.host]
+        left_out = frames.fields_of(event.content).get("left_out") or []
+        trouble = link.unpacker.trouble
+        if not trouble and left_out:
+            trouble = shortened(f"left out: {', '.join(map(str, left_out))}")
+        self._over[event.host] = trouble
+        if not trouble:
+            link.send(frames.DONE)
+
+    def _lost(self, event: Event) -> None:
+        if event.host not in self._over:
+            self._over[event.host] = "the connection ended"
+            host = self._hosts[event.host].name
+            tell(f"muster submit: {host}: the connection ended: {event.content.decode()}\n")
+
+    def _tell_what_is_missing(self) -> None:
+        for index, trouble in sorted(self._over.items()):
+            if trouble:
+                host = self._hosts[index]
+                there = f"{host.destination}:{self._runs[index]}"
+                tell(f"muster submit: {host.name}: record not complete ({trouble}); see {there}\n")
+        with suppress(OSError):
+            for clash in gather(self._job.run, [host.name for host in self._hosts]):
+                tell(f"muster submit: model/{clash.path} is that of {clash.taken}\n")
+
+    def _code(self) -> int:
+        """The leader's word, unless it was only asked to end because another host had."""
+        if self._hurried:
+            return next(iter(self._codes.values()))
+        if 0 in self._codes:
+            return self._codes[0]
+        known = list(self._codes.values())
+        return known[0] if known else STOPPED_CODE if self._stops else LOST_CODE
+
+
+def _why(event: Event) -> str:
+    return str(frames.fields_of(event.content).get("why"))

@@ -1,0 +1,139 @@
+"""One host's ssh client, and the threads that read it."""
+
+from __future__ import annotations
+
+import queue
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+
+from muster.arguments import tell
+from muster.local import frames
+from muster.local.frames import Receiver, Sender
+from muster.submit.hosts.listed import Host
+from muster.submit.hosts.records import Unpacker
+from muster.types.plain import printable, shortened
+from muster.types.values import NamedTuple
+
+ENDED_BY_SSH = 255
+KEPT_LINES = 20  # of what ssh says
+TIDY_S = 5.0  # for ssh's last words
+GONE = b""  # an event: the connection has ended
+
+
+class Event(NamedTuple):
+    """A frame of the host of that number, GONE with the reason as content."""
+
+    host: int
+    kind: bytes
+    content: bytes
+
+
+class Screen:
+    """What hosts print, on its way to this process's own stdout and stderr."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    def show(self, kind: bytes, data: bytes) -> None:
+        """A reader that went away ends nothing."""
+        stream = sys.stdout if kind == frames.OUT else sys.stderr
+        with self._lock, suppress(OSError, ValueError):
+            stream.buffer.write(data)
+            stream.flush()
+
+
+class Link:
+    """Greets the host, gives it `request` and the code, and passes on what it says: output to the
+    screen, the record to `unpacker`, all else to `events`."""
+
+    def __init__(
+        self,
+        index: int,
+        host: Host,
+        argv: list[str],
+        give: Callable[[Sender], None],
+        unpacker: Unpacker,
+        screen: Screen,
+        events: queue.SimpleQueue[Event],
+    ) -> None:
+        self.host = host
+        self.unpacker = unpacker
+        self._index = index
+        self._give = give
+        self._screen = screen
+        self._events = events
+        self._said: deque[str] = deque(maxlen=KEPT_LINES)
+        self._greeted = False
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            start_new_session=True,  # Ctrl-C is for this process, which then stops the job
+        )
+        assert self._process.stdin and self._process.stdout and self._process.stderr
+        self.pid = self._process.pid
+        self._sender = Sender(self._process.stdin.fileno())
+        self._receiver = Receiver(self._process.stdout.fileno())
+        self._words = threading.Thread(target=self._read_words, daemon=True)
+        self._words.start()
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def send(self, kind: bytes) -> None:
+        """A frame without content. A host that is gone has an event of its own."""
+        with suppress(OSError):
+            self._sender.send(kind)
+
+    def end(self) -> None:
+        """Ends the connection, which stops what runs there."""
+        with suppress(OSError):
+            self._process.terminate()
+
+    def _read_words(self) -> None:
+        assert self._process.stderr
+        for raw in self._process.stderr:
+            line = printable(raw.decode(errors="replace")).strip()
+            if line:
+                self._said.append(line)
+                if self._greeted:
+                    tell(f"{self.host.name}: {line}\n")
+
+    def _read(self) -> None:
+        if self._receiver.find_mark() is None:
+            return self._gone()
+        self._greeted = True
+        while True:
+            kind, content = self._receiver.next()
+            if not kind:
+                return self._gone()
+            if kind in (frames.OUT, frames.ERR):
+                self._screen.show(kind, content)
+            elif kind == frames.ARCHIVE:
+                self.unpacker.take(content)
+            elif kind != frames.BEAT:
+                if kind == frames.HELLO:
+                    with suppress(OSError):
+                        self._give(self._sender)
+                elif kind == frames.PACKED:
+                    self.unpacker.close()
+                self._events.put(Event(self._index, kind, content))
+
+    def _gone(self) -> None:
+        self.end()  # of a client that has fallen silent
+        code = self._process.wait()
+        self._words.join(TIDY_S)
+        self.unpacker.close()
+        self._events.put(Event(self._index, GONE, self._why(code).encode()))
+
+    def _why(self, code: int) -> str:
+        """In ssh's own words, or in those of the host's shell."""
+        words = shortened(self._said[-1]) if self._said else ""
+        if not words:
+            words = shortened(printable(self._receiver.noise().decode(errors="replace")).strip())
+        if self._greeted or code == ENDED_BY_SSH:
+            return words or f"ssh ended with {code}"
+        return f"no muster there ({words or f'exit code {code}'})"
