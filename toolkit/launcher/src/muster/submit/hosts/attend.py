@@ -27,6 +27,7 @@ from muster.types.plain import shortened
 GREET_S = 90.0  # until all hosts have the code, or one of them says something
 FIRST_END_S = 5.0  # for the others, once a host's part has ended
 END_S = 30.0  # beyond a stop's time, until hosts send their records
+PART_S = 20.0  # until they have removed what lay there
 LOST_CODE, STOPPED_CODE = 102, 143
 SIGNAL = -1  # in place of a host's index
 
@@ -43,6 +44,7 @@ class Attendance:
         self._runs: dict[int, str] = {}
         self._codes: dict[int, int] = {}  # in the order in which they came
         self._over: dict[int, str] = {}  # hosts that need nothing more -> why there is no record
+        self._gone: set[int] = set()
         self._stops = 0
         self._hurried = False  # ended hosts wait no longer for the others
 
@@ -59,6 +61,7 @@ class Attendance:
             self._each(frames.START)
             tell(f"muster submit: {len(self._hosts)} hosts run, in {shown(self._job.run)}\n")
             self._hold()
+            self._part()
             self._tell_what_is_missing()
             submitted = submitted._replace(code=self._code())
             folder.keep(submitted)
@@ -157,6 +160,17 @@ class Attendance:
             elif event.kind == GONE:
                 self._lost(event)
 
+    def _part(self) -> None:
+        """Hosts whose record is here remove their folder, and then end by themselves."""
+        for index, trouble in self._over.items():
+            if trouble:
+                self._links[index].end()
+        limit = time.monotonic() + PART_S
+        while len(self._gone) < len(self._links) and time.monotonic() < limit:
+            event = self._next(limit)
+            if event is not None and event.host != SIGNAL and event.kind == GONE:
+                self._gone.add(event.host)
+
     def _stop(self) -> float:
         """A person wants the end; twice, at once."""
         self._stops += 1
@@ -192,6 +206,7 @@ class Attendance:
             link.send(frames.DONE)
 
     def _lost(self, event: Event) -> None:
+        self._gone.add(event.host)
         if event.host not in self._over:
             self._over[event.host] = "the connection ended"
             host = self._hosts[event.host].name
