@@ -114,7 +114,9 @@ def _sshd(folder: Path, inside: list[str], name: str) -> subprocess.Popen[bytes]
         " && mkdir -m 755 /run/sshd && ip addr show >/dev/null && exec "
     )
     sshd = [str(ROOT / "usr/sbin/sshd"), "-D", "-e", "-f", str(folder / "sshd_config")]
-    libraries = [str(ROOT / place) for place in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")]
+    libraries = [
+        str(ROOT / place) for place in ("usr/lib/x86_64-linux-gnu", "lib/x86_64-linux-gnu")
+    ]
     environ = {"PATH": os.environ["PATH"], "LD_LIBRARY_PATH": ":".join(libraries)}
     with open(folder / f"{name}.log", "wb") as log:
         return subprocess.Popen(

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,33 +20,34 @@ from tests.support.sshd import Desk, processes, ssh_hosts
 from tests.support.waiting import wait_until, within
 
 WAIT_S = 60.0
-KEY = "f00dcafe"
+KEY = "f00dcafe" * 4  # the value of a variable that nobody else may read
 NAMES = ("node-a", "node-b")
 SCRIPT = """\
 import json, os, signal, sys, time
 from pathlib import Path
 me = os.environ["SM_CURRENT_HOST"]
-model, checkpoints = Path("/opt/ml/model"), None
 def save(number, frame):
     Path(os.environ["SM_MODEL_DIR"], f"saved-{me}").write_text("saved")
     print("saved", flush=True)
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
-told = []
-for path in Path("/proc").glob("[0-9]*/cmdline"):
-    try:
-        told.append(path.read_bytes())
-    except OSError:
-        pass
-words = [os.environ["TOKEN"], os.environ.get("MUSTER_JOB_SECRET", "none, as it should be")]
-seen = [word in line.decode(errors="replace") for line in told for word in words]
-print("said", json.dumps([me, os.environ["SM_HOSTS"], os.environ["MASTER_ADDR"], any(seen)]), flush=True)
+names = ("SM_CURRENT_HOST", "SM_HOSTS", "MASTER_ADDR")
+said = [os.environ[name] for name in names] + [len(os.environ["TOKEN"])]
+print("said", json.dumps(said), flush=True)
 Path(os.environ["SM_MODEL_DIR"], f"weights-{me}").write_text(me)
 if os.environ.get("FAIL") == me:
     sys.exit(42)
 Path(os.environ["SM_OUTPUT_DATA_DIR"], "up").write_text("")
 while os.environ.get("STAY"):
     time.sleep(0.05)
+"""
+SUM = """\
+import torch, torch.distributed as dist
+dist.init_process_group("gloo")
+total = torch.tensor([dist.get_rank() + 1])
+dist.all_reduce(total)
+print("sum", int(total), flush=True)
+dist.destroy_process_group()
 """
 
 
@@ -60,7 +64,7 @@ class Place(NamedTuple):
         command += ["--on", "hosts:hosts.txt", "--set", f"F={self.desk.config}", *options]
         if "--output" not in options:
             command += ["--output", "run"]
-        environ = {**os.environ, "TOKEN": f"token {KEY}", "MUSTER_QUIET": "1", **(env or {})}
+        environ = {**os.environ, "TOKEN": KEY, "MUSTER_QUIET": "1", **(env or {})}
         given = ["--env", "TOKEN", *(word for name in env or () for word in ("--env", name))]
         return subprocess.Popen(
             [*self.desk.inside("desk"), f"--wd={self.folder}", *command, *given],
@@ -106,7 +110,7 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert code == 0, err
     said = [json.loads(line.partition("said ")[2]) for line in out.splitlines() if "said" in line]
     names = json.dumps(list(NAMES), separators=(",", ":"))
-    assert sorted(said) == [[name, names, "node-a", False] for name in NAMES], out
+    assert sorted(said) == [[name, names, "node-a", len(KEY)] for name in NAMES], out
     run = place.folder / "run"
     assert sorted(path.name for path in (run / "model").iterdir()) == [
         f"weights-{name}" for name in NAMES
@@ -114,3 +118,176 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert (run / "summary.json").exists()
     assert all((run / name / "events.jsonl").exists() for name in NAMES)
     assert list((place.folder / "tmp").iterdir()) == []
+
+
+def test_the_failing_rank_of_the_second_host_is_named(place: Place) -> None:
+    code, _, err = place.run(env={"FAIL": "node-b"})
+    assert code == 42, err
+    first = next(line for line in err.splitlines() if "FAILED" in line)
+    assert "node-b rank 1" in first, err
+    summary = json.loads((place.folder / "run" / "summary.json").read_text())
+    assert summary["outcome"]["exit_code"] == 42
+    listed = muster(place, "history", "show", "run")
+    assert "42" in listed, listed
+    assert "said" in muster(place, "logs", "run"), "of the failed job, too"
+    status = muster(place, "submit", "--status", "run")
+    assert "failed, exit code 42" in status
+
+
+def muster(place: Place, *words: str, code: int = 0) -> str:
+    """What a command at the desk prints."""
+    argv = [*place.desk.inside("desk"), f"--wd={place.folder}", sys.executable, "-m", "muster"]
+    done = subprocess.run(
+        [*argv, *words], capture_output=True, text=True, timeout=within(WAIT_S), check=False
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    return done.stdout + done.stderr
+
+
+def running(place: Place, *options: str) -> tuple[subprocess.Popen[str], Path]:
+    """A job whose scripts both wait, and the hosts' folder for temporary files."""
+    there = place.folder / "tmp"
+    job = place.start("--set", f"TMPDIR={there}", *options, env={"STAY": "1"})
+    up = "muster-job-*/run/node-*/opt/ml/output/data/up"
+    wait_until(lambda: len(list(there.glob(up))) == 2 or job.poll() is not None, WAIT_S)
+    assert job.poll() is None, job.communicate()
+    assert all(place.desk.left(name) for name in NAMES), "what counts survivors sees a job"
+    lines = [line for holder in place.desk.net.holders.values() for _, line in processes(holder)]
+    assert len(lines) > 8 and not [line for line in lines if KEY in line], lines
+    assert stat.S_IMODE(next(there.iterdir()).stat().st_mode) == 0o700
+    return job, there
+
+
+def holds(file: Path, text: str) -> bool:
+    return text.encode() in file.read_bytes()
+
+
+def test_ctrl_c_stops_with_time_to_save(place: Place) -> None:
+    """Also what is asked of the job meanwhile is answered by its leader."""
+    job, there = running(place)
+    assert "running (attended by process" in muster(place, "submit", "--status", "run")
+    listed = muster(place, "ps", "run")
+    assert "node-a" in listed and "node-b" in listed, listed
+    assert "goes to process" in muster(place, "submit", "--follow", "run", code=2)
+    job.send_signal(signal.SIGINT)
+    code, out, err = place.ended(job)
+    assert (code, out.count("saved")) == (143, 2), out + err
+    assert not [file for file in place.folder.rglob("*") if file.is_file() and holds(file, KEY)]
+    made = {path.name for path in (place.folder / "run" / "model").iterdir()}
+    assert {f"saved-{name}" for name in NAMES} <= made
+    assert list(there.iterdir()) == []
+
+
+def test_cancel_is_told_to_who_attends(place: Place) -> None:
+    job, _ = running(place)
+    assert "cancelled" in muster(place, "submit", "--cancel", "run")
+    assert place.ended(job)[0] == 143
+    assert "stopped" in muster(place, "submit", "--status", "run")
+
+
+def test_a_cut_connection_stops_the_job_with_time_to_save(place: Place) -> None:
+    job, there = running(place)
+    holder = place.desk.net.holders["desk"]
+    client = next(
+        pid for pid, line in processes(holder) if "node-b sh" in line or "node-b exec" in line
+    )
+    os.kill(client, signal.SIGKILL)
+    code, _, err = place.ended(job)
+    assert code == 143, err
+    assert "node-b: the connection ended" in err
+    assert "node-b: record not complete" in err
+    (left,) = there.iterdir()  # the record that nobody has taken over
+    assert f"node-b:{left}/run" in err
+    assert (left / "run/node-b/opt/ml/model/saved-node-b").exists()
+
+
+def test_a_desk_that_is_killed_stops_the_job(place: Place) -> None:
+    job, there = running(place)
+    job.kill()
+    job.communicate()
+    place.nothing_left("the desk was killed")
+    assert len(list(there.glob("*/run/node-*/opt/ml/model/saved-*"))) == 2
+    assert "lost" in muster(place, "submit", "--status", "run")
+
+
+def test_a_second_ctrl_c_ends_ranks_that_ignore_the_stop(place: Place) -> None:
+    ignoring = SCRIPT.replace("SIGTERM, save", "SIGTERM, signal.SIG_IGN")
+    (place.folder / "code" / "train.py").write_text(ignoring)
+    job, there = running(place, "--grace", "300")
+    job.send_signal(signal.SIGINT)
+    assert job.stderr is not None
+    while "stopping; ranks have time" not in job.stderr.readline():
+        pass
+    job.send_signal(signal.SIGINT)
+    code, _, err = place.ended(job)
+    assert code == 143 and "ending the ranks at once" in err
+    assert (place.folder / "run/node-a/events.jsonl").exists()
+    assert list(there.iterdir()) == []
+
+
+def test_a_host_whose_part_cannot_begin_ends_the_others(place: Place) -> None:
+    """The folder of a channel is on the desk and on one host."""
+    data = place.folder / "data" / "set"
+    data.mkdir(parents=True)
+    with mounted(place, "node-b", data.parent):
+        code, _, err = place.run("--channel", f"set={data}")
+    assert code == 2, err
+    assert f"muster run on node-b: --channel set: no folder '{data}'" in err
+    assert "node-b has ended with exit code 2: stopping the others" in err
+
+
+@contextmanager
+def mounted(place: Place, host: str, folder: Path) -> Iterator[None]:
+    """A small, empty disk of the host in the place of a folder."""
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "small", str(folder)]
+    subprocess.run([*place.desk.inside(host), *mount], check=True)
+    try:
+        yield
+    finally:
+        subprocess.run([*place.desk.inside(host), "umount", str(folder)], check=True)
+
+
+def test_a_full_disk_of_a_host_is_said_before_anything_starts(place: Place) -> None:
+    (place.folder / "code" / "weights").write_bytes(os.urandom(3 << 20))
+    there = place.folder / "tmp"
+    with mounted(place, "node-b", there):
+        code, out, err = place.run("--set", f"TMPDIR={there}")
+    assert (code, out) == (2, ""), err
+    assert "node-b: the job cannot be put there" in err and "No space left on device" in err
+    assert "--set TMPDIR=DIR" in err
+    assert list(there.iterdir()) == [] and not (place.folder / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("hosts", "options", "said"),
+    [
+        ("node-a\n10.78.0.77", (), "10.78.0.77: ssh: connect to host 10.78.0.77 port 22: "),
+        ("node-a\ndesk", (), "desk: ssh: connect to host desk port 22: Connection refused"),
+        ("node-a\nnobody@node-b", (), "node-b: nobody@node-b: Permission denied (publickey)."),
+        ("node-a", ("UserKnownHostsFile=/dev/null",), "node-a: Host key verification failed."),
+        ("node-a\nnode-b", ("TMPDIR=/nowhere",), "the job cannot be put there: "),
+    ],
+)
+def test_what_ssh_refuses_is_said_in_its_words(
+    place: Place, hosts: str, options: tuple[str, ...], said: str
+) -> None:
+    """Nothing was started, and no run folder is left."""
+    code, out, err = place.run(*(word for one in options for word in ("--set", one)), file=hosts)
+    assert (code, out) == (2, ""), err
+    assert said in err and "nothing was started" in err
+    assert not (place.folder / "run").exists()
+
+
+def test_a_host_without_muster_is_told_how_to_get_it(place: Place) -> None:
+    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
+    code, _, err = place.run("--python", python or "/usr/bin/python3")
+    assert code == 2
+    assert "no muster there (" in err and "--python FILE" in err and "nothing was started" in err
+
+
+@pytest.mark.long
+def test_ranks_of_both_hosts_form_one_group(place: Place) -> None:
+    (place.folder / "code" / "train.py").write_text(SUM)
+    code, out, err = place.run("--distribution", "torch_distributed", "--processes-per-host", "2")
+    assert code == 0, err
+    assert out.count("sum 10") == 4, out

@@ -16,19 +16,22 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from typing import Any
 
-from muster.arguments import UsageError, tell
+from muster.arguments import USAGE_EXIT_CODE, UsageError, tell
 from muster.elsewhere.records import pack
 from muster.local import frames
 from muster.local.backends.netns import kernel
 from muster.local.frames import Receiver, Sender
+from muster.local.record.layout import ENVIRON
 from muster.local.record.runfolder import in_words
 from muster.run.child.rank_shim import become_subreaper, descendants, end_tree, reap
 from muster.version import __version__
 
-CODE, ENVIRON, RUN = "code.tar.gz", "environ.json", "run"  # in the private folder
+CODE, RUN = "code.tar.gz", "run"  # in the private folder
 MARGIN_S = 5.0  # from the end of the stop's time until nothing is left
 KILL_LIMIT_S, TIDY_S = 10.0, 2.0
+STOPPED_CODE = 143
 PIECE = 1 << 16
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -52,14 +55,14 @@ def attend(start: Start) -> int:
         folder = tempfile.mkdtemp(prefix="muster-job-", dir=request["folder"] or None)
         go = _bring(folder, request, desk, receiver)
     except OSError as error:
-        desk.tell(frames.REFUSED, why=in_words(error))
         go = False
+        with suppress(OSError):  # it may be the connection that ended
+            desk.tell(frames.REFUSED, why=in_words(error))
     if not go:
         shutil.rmtree(folder, ignore_errors=True)
         return 1
-    environ = {**os.environ, **request["variables"]}
     job = _Job(desk, receiver, float(request["stop_s"]))
-    job.begin(folder, request["arguments"], environ, start)
+    job.begin(folder, request, start)
     code = job.hold()
     os.unlink(os.path.join(folder, ENVIRON))
     if job.deliver(code, os.path.join(folder, RUN), int(request["most_bytes"])):
@@ -68,7 +71,7 @@ def attend(start: Start) -> int:
     return 0
 
 
-def _bring(folder: str, request: Mapping[str, str], desk: Sender, receiver: Receiver) -> bool:
+def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Receiver) -> bool:
     """Writes what `muster run` needs; whether the job is then to start. Raises OSError."""
     with open(os.open(os.path.join(folder, ENVIRON), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
         file.write(request["environ"])
@@ -78,9 +81,7 @@ def _bring(folder: str, request: Mapping[str, str], desk: Sender, receiver: Rece
     if frame[0] != frames.CODE:
         return False
     desk.tell(frames.READY, run=os.path.join(folder, RUN))
-    while (kind := receiver.next()[0]) == frames.BEAT:
-        pass
-    return kind == frames.START
+    return receiver.next()[0] == frames.START
 
 
 class _Job:
@@ -96,15 +97,13 @@ class _Job:
         self._pumps: list[threading.Thread] = []
         self.gone = False  # the desk
 
-    def begin(
-        self, folder: str, arguments: list[str], environ: Mapping[str, str], start: Start
-    ) -> None:
+    def begin(self, folder: str, request: Mapping[str, Any], start: Start) -> None:
         """Forks. The child dies with this process, and its ranks with it."""
         become_subreaper()
         me, ends = os.getpid(), (os.pipe(), os.pipe())
         self._pid = os.fork()
         if not self._pid:
-            _child(me, folder, arguments, environ, start, [end for _, end in ends])
+            _child(me, folder, request, start, [end for _, end in ends])
         signal.signal(signal.SIGCHLD, lambda number, frame: self._events.put(b""))
         for number in STOPS:
             signal.signal(number, lambda number, frame: self._events.put(frames.STOP))
@@ -125,8 +124,7 @@ class _Job:
 
     def _listen(self) -> None:
         while kind := self._receiver.next()[0]:
-            if kind != frames.BEAT:
-                self._events.put(kind)
+            self._events.put(kind)
         self.gone = True
         self._events.put(frames.STOP)
 
@@ -152,6 +150,7 @@ class _Job:
             elif kind == frames.KILL:
                 limit = time.monotonic()
             reap(self._ended)
+        killed = self._code is None
         late = time.monotonic() + TIDY_S
 
         def left() -> Iterable[int]:
@@ -163,7 +162,7 @@ class _Job:
         end_tree(lambda: reap(self._ended), left, KILL_LIMIT_S)
         for pump in self._pumps:
             pump.join(KILL_LIMIT_S)
-        return 128 + signal.SIGKILL if self._code is None else self._code
+        return STOPPED_CODE if killed or self._code is None else self._code
 
     def _ended(self, pid: int, code: int) -> None:
         if pid == self._pid:
@@ -187,12 +186,7 @@ class _Job:
 
 
 def _child(
-    parent: int,
-    folder: str,
-    arguments: list[str],
-    environ: Mapping[str, str],
-    start: Start,
-    ends: list[int],
+    parent: int, folder: str, request: Mapping[str, Any], start: Start, ends: list[int]
 ) -> None:
     """Becomes `train`, with stdin empty. Does not return."""
     code = 127
@@ -201,14 +195,14 @@ def _child(
         null = os.open(os.devnull, os.O_RDONLY)
         for source, target in zip((null, *ends), (0, 1, 2), strict=True):
             os.dup2(source, target)
-        os.environ.clear()
-        os.environ.update(environ)
+        os.environ.update(request["variables"])
         os.chdir(folder)
-        code = start(arguments)
+        code = start(request["arguments"])
     except UsageError as error:
-        tell(f"muster run: {error.message}\n" + (f"  {error.fix}\n" if error.fix else ""))
-        code = 2
+        fix = f"  {error.fix}\n" if error.fix else ""
+        tell(f"muster run on {request['host']}: {error.message}\n{fix}")
+        code = USAGE_EXIT_CODE
     except BaseException as error:
-        tell(f"muster run: {error!r}\n")
+        tell(f"muster run on {request['host']}: {error!r}\n")
     finally:
         os._exit(code)

@@ -15,6 +15,7 @@ from typing import Any
 
 MARK = b"\nmuster-attended 1\n"
 BEAT_S, SILENCE_S = 10.0, 120.0
+HEADER = 5  # bytes
 MAX_BYTES = 1 << 20  # of a frame's content
 MAX_NOISE_BYTES = 1 << 16  # before MARK
 
@@ -69,18 +70,19 @@ class Receiver:
         return bytes(self._data)
 
     def next(self) -> tuple[bytes, bytes]:
-        """(kind, content); (b"", b"") once the connection has ended."""
+        """(kind, content), no BEAT; (b"", b"") once the connection has ended."""
         while True:
-            length = int.from_bytes(self._data[1:5], "big")
-            if len(self._data) >= 5 and (length > MAX_BYTES or len(self._data) >= 5 + length):
-                break
-            if not self._more():
+            length = int.from_bytes(self._data[1:HEADER], "big")
+            if length > MAX_BYTES:
                 return b"", b""
-        if length > MAX_BYTES:
-            return b"", b""
-        kind, content = bytes(self._data[:1]), bytes(self._data[5 : 5 + length])
-        del self._data[: 5 + length]
-        return kind, content
+            if len(self._data) < HEADER + length:
+                if not self._more():
+                    return b"", b""
+                continue
+            kind, content = bytes(self._data[:1]), bytes(self._data[HEADER : HEADER + length])
+            del self._data[: HEADER + length]
+            if kind != BEAT:
+                return kind, content
 
     def _more(self) -> bool:
         poll = select.poll()

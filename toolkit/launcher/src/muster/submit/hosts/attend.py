@@ -13,6 +13,7 @@ from functools import partial
 from muster.arguments import UsageError, tell
 from muster.local import frames
 from muster.local.paths import shown
+from muster.local.record import layout
 from muster.local.record.artifacts import gather
 from muster.local.record.runfolder import in_words
 from muster.local.signals import STOPPING
@@ -41,7 +42,7 @@ class Attendance:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._links: list[Link] = []
         self._pythons: dict[int, str] = {}
-        self._runs: dict[int, str] = {}
+        self._ready: set[int] = set()
         self._codes: dict[int, int] = {}  # in the order in which they came
         self._over: dict[int, str] = {}  # hosts that need nothing more -> why there is no record
         self._gone: set[int] = set()
@@ -53,18 +54,26 @@ class Attendance:
         before = {number: signal.getsignal(number) for number in STOPPING}
         for number, handler in before.items():
             if handler is not signal.SIG_IGN:
-                signal.signal(number, lambda n, frame: self._events.put(Event(SIGNAL, b"", b"")))
+                signal.signal(
+                    number, lambda n, frame: self._events.put(Event(SIGNAL, b"%d" % n, b""))
+                )
         try:
             self._connect()
             submitted = self._submitted()
             folder.keep(submitted)
+            for name in (layout.SECRET, layout.ENVIRON):  # all hosts have them
+                with suppress(OSError):
+                    os.unlink(os.path.join(self._job.run, name))
             self._each(frames.START)
             tell(f"muster submit: {len(self._hosts)} hosts run, in {shown(self._job.run)}\n")
             self._hold()
             self._part()
             self._tell_what_is_missing()
             submitted = submitted._replace(code=self._code())
-            folder.keep(submitted)
+            try:
+                folder.keep(submitted)
+            except UsageError as error:  # too late for one: the job has run
+                tell(f"muster submit: {error.message}\n")
             return submitted
         finally:
             for link in self._links:
@@ -78,19 +87,20 @@ class Attendance:
         for index, host in enumerate(self._hosts):
             argv = [*ssh(host, self._job.settings), attended(self._job.python)]
             unpacker = Unpacker(self._job.run, host.name, leads=not index)
-            task = partial(give, self._job, self._hosts, index)
+            moved = partial(self._events.put, Event(index, frames.CODE, b""))
+            task = partial(give, self._job, self._hosts, index, moved)
             try:
                 link = Link(index, host, argv, task, unpacker, screen, self._events)
             except OSError as error:
                 raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
             self._links.append(link)
         last = time.monotonic()
-        while len(self._runs) < len(self._hosts):
+        while len(self._ready) < len(self._hosts):
             event = self._next(last + GREET_S)
             if event is None:
                 if time.monotonic() < last + GREET_S:
                     continue
-                silent = [h.name for i, h in enumerate(self._hosts) if i not in self._runs]
+                silent = [h.name for i, h in enumerate(self._hosts) if i not in self._ready]
                 what = f"{', '.join(silent)} did not answer within {GREET_S:.0f} s"
                 raise UsageError(shortened(what), "nothing was started on any host")
             last = time.monotonic()
@@ -103,7 +113,7 @@ class Attendance:
         if event.kind == frames.HELLO:
             self._pythons[event.host] = str(frames.fields_of(event.content).get("python"))
         elif event.kind == frames.READY:
-            self._runs[event.host] = str(frames.fields_of(event.content).get("run"))
+            self._ready.add(event.host)
         elif event.kind == frames.REFUSED:
             why = f"{host.name}: the job cannot be put there: {_why(event)}"
             fix = "name another folder of the hosts: --set TMPDIR=DIR; nothing was started"
@@ -119,18 +129,17 @@ class Attendance:
         where = {
             "leader": self._hosts[0].destination,
             "python": self._pythons[0],
-            "run": self._runs[0],
+            "run": self._links[0].run,
             "machine": os.uname().nodename,
             "process": str(os.getpid()),
         }
         where |= {f"set {name}": value for name, value in self._job.settings.items()}
-        name = os.path.basename(os.path.dirname(self._runs[0]))
+        name = os.path.basename(os.path.dirname(self._links[0].run))
         return Submitted("hosts", name, self._job.name, len(self._hosts), self._job.run, where)
 
     def _each(self, kind: bytes) -> None:
-        for index, link in enumerate(self._links):
-            if index not in self._over:
-                link.send(kind)
+        for index in self._ready - self._over.keys():
+            self._links[index].send(kind)
 
     def _next(self, limit: float) -> Event | None:
         """The next event; None where there is none for a while."""
@@ -150,7 +159,8 @@ class Attendance:
                 if time.monotonic() >= limit:
                     limit = self._hurry()
             elif event.host == SIGNAL:
-                limit = min(limit, self._stop())
+                if not (self._stops and int(event.kind) == signal.SIGHUP):
+                    limit = self._stop()
             elif event.kind == frames.ENDED:
                 self._codes[event.host] = int(frames.fields_of(event.content).get("code", 1))
                 if limit == float("inf"):
@@ -171,29 +181,37 @@ class Attendance:
             if event is not None and event.host != SIGNAL and event.kind == GONE:
                 self._gone.add(event.host)
 
+    def _unended(self) -> list[int]:
+        return [i for i in range(len(self._links)) if i not in self._codes and i not in self._over]
+
     def _stop(self) -> float:
-        """A person wants the end; twice, at once."""
+        """A person wants the end; twice, at once; of the records, too, once all ranks have ended.
+        When to hurry."""
         self._stops += 1
-        if self._stops == 1:
-            tell("muster submit: stopping; ranks have time to save. Again to end them at once\n")
+        if not self._unended():
+            tell("muster submit: what is not here yet stays where it is\n")
+            for link in self._links:
+                link.end()
+            return float("inf")
+        again = "stopping; ranks have time to save, unless you press Ctrl-C again"
+        tell(f"muster submit: {again if self._stops == 1 else 'ending the ranks at once'}\n")
         self._each(frames.STOP if self._stops == 1 else frames.KILL)
         return time.monotonic() + stop_s(self._job) + END_S
 
     def _hurry(self) -> float:
-        """Hosts that are late: those that wait for one whose part has ended, then all."""
-        if not (self._stops or self._hurried):
-            self._hurried = True
-            self._each_unended(frames.STOP)
-            return time.monotonic() + stop_s(self._job) + END_S
-        late = [i for i in range(len(self._links)) if i not in self._codes and i not in self._over]
+        """Hosts that wait for one whose part has ended are stopped; after a stop they are left."""
+        late = self._unended()
+        if not late or self._stops or self._hurried:
+            for index in late:
+                self._links[index].end()
+            return float("inf")
+        self._hurried = True
+        index, code = next(iter(self._codes.items()))
+        name = self._hosts[index].name
+        tell(f"muster submit: {name} has ended with exit code {code}: stopping the others\n")
         for index in late:
-            self._links[index].end()
-        return float("inf")
-
-    def _each_unended(self, kind: bytes) -> None:
-        for index, link in enumerate(self._links):
-            if index not in self._codes and index not in self._over:
-                link.send(kind)
+            self._links[index].send(frames.STOP)
+        return time.monotonic() + stop_s(self._job) + END_S
 
     def _close(self, event: Event) -> None:
         link = self._links[event.host]
@@ -216,7 +234,7 @@ class Attendance:
         for index, trouble in sorted(self._over.items()):
             if trouble:
                 host = self._hosts[index]
-                there = f"{host.destination}:{self._runs[index]}"
+                there = f"{host.destination}:{self._links[index].run}"
                 tell(f"muster submit: {host.name}: record not complete ({trouble}); see {there}\n")
         with suppress(OSError):
             for clash in gather(self._job.run, [host.name for host in self._hosts]):

@@ -33,22 +33,29 @@ class Event(NamedTuple):
 
 
 class Screen:
-    """What hosts print, on its way to this process's own stdout and stderr."""
+    """What hosts print, on its way to this process's own stdout and stderr.
+
+    `places`: run folders of hosts -> the one here, where the files that muster names will lie.
+    """
 
     def __init__(self) -> None:
+        self.places: dict[bytes, bytes] = {}
         self._lock = threading.Lock()
 
     def show(self, kind: bytes, data: bytes) -> None:
         """A reader that went away ends nothing."""
         stream = sys.stdout if kind == frames.OUT else sys.stderr
+        if kind == frames.ERR:
+            for there, here in list(self.places.items()):
+                data = data.replace(there, here)
         with self._lock, suppress(OSError, ValueError):
             stream.buffer.write(data)
             stream.flush()
 
 
 class Link:
-    """Greets the host, gives it `request` and the code, and passes on what it says: output to the
-    screen, the record to `unpacker`, all else to `events`."""
+    """Passes on what a host says: output to the screen, the record to `unpacker`, all else to
+    `events`. `give` sends the request and the code once the host has said hello."""
 
     def __init__(
         self,
@@ -62,6 +69,7 @@ class Link:
     ) -> None:
         self.host = host
         self.unpacker = unpacker
+        self.run = ""  # the run folder there
         self._index = index
         self._give = give
         self._screen = screen
@@ -114,17 +122,23 @@ class Link:
                 self._screen.show(kind, content)
             elif kind == frames.ARCHIVE:
                 self.unpacker.take(content)
-            elif kind != frames.BEAT:
+            else:
                 if kind == frames.HELLO:
                     with suppress(OSError):
                         self._give(self._sender)
+                elif kind == frames.READY:
+                    self.run = str(frames.fields_of(content).get("run"))
+                    self._screen.places[self.run.encode()] = self.unpacker.shown.encode()
                 elif kind == frames.PACKED:
                     self.unpacker.close()
                 self._events.put(Event(self._index, kind, content))
 
     def _gone(self) -> None:
-        self.end()  # of a client that has fallen silent
-        code = self._process.wait()
+        try:
+            code = self._process.wait(TIDY_S)
+        except subprocess.TimeoutExpired:  # the other end has fallen silent
+            self.end()
+            code = self._process.wait()
         self._words.join(TIDY_S)
         self.unpacker.close()
         self._events.put(Event(self._index, GONE, self._why(code).encode()))
@@ -134,6 +148,6 @@ class Link:
         words = shortened(self._said[-1]) if self._said else ""
         if not words:
             words = shortened(printable(self._receiver.noise().decode(errors="replace")).strip())
-        if self._greeted or code == ENDED_BY_SSH:
+        if self._greeted or code == ENDED_BY_SSH or code < 0:
             return words or f"ssh ended with {code}"
         return f"no muster there ({words or f'exit code {code}'})"

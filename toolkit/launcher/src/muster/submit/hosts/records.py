@@ -11,6 +11,7 @@ import threading
 from contextlib import suppress
 from typing import IO, cast
 
+from muster.local.paths import shown
 from muster.local.record.runfolder import in_words
 from muster.types.run_files import SUMMARY
 
@@ -27,6 +28,7 @@ class Unpacker:
 
     def __init__(self, run: str, host: str, leads: bool) -> None:
         self._run = run
+        self.shown = shown(run)
         self._host = host
         self._leads = leads
         self._pieces: queue.Queue[bytes] = queue.Queue(WAITING)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from muster.contract.engines.hosts import HOSTS, INDEX, STOP_S
 from muster.local import frames
 from muster.local.frames import Sender
+from muster.local.record import layout
 from muster.local.record.runfolder import job_name
 from muster.submit import folder
 from muster.submit.arguments import run_arguments
@@ -18,7 +19,7 @@ from muster.submit.values import Submission
 from muster.types.deadlines import variable
 from muster.types.files import read_text
 
-ARCHIVE, ENVIRON, OUTPUT = "code.tar.gz", "environ.json", "run"  # in the host's private folder
+ARCHIVE, OUTPUT = "code.tar.gz", "run"  # in the host's private folder
 
 
 def stop_s(job: Submission) -> float:
@@ -31,13 +32,14 @@ def of_host(job: Submission, hosts: Sequence[Host], index: int) -> dict[str, obj
     variables: Mapping[str, str] = {
         "MUSTER_ENGINE": "hosts",
         "MUSTER_JOB_NAME": job_name(os.path.basename(job.run)),
-        "MUSTER_JOB_SECRET": read_text(os.path.join(job.run, folder.SECRET)).strip(),
+        "MUSTER_JOB_SECRET": read_text(os.path.join(job.run, layout.SECRET)).strip(),
         HOSTS: in_the_job(hosts),
         INDEX: str(index),
         variable("stop_total_s"): f"{stop_s(job):g}",
     }
     return {
-        "arguments": run_arguments(job.request, ARCHIVE, OUTPUT, ENVIRON),
+        "host": hosts[index].name,
+        "arguments": run_arguments(job.request, ARCHIVE, OUTPUT, layout.ENVIRON),
         "variables": variables,
         "environ": json.dumps(dict(job.request.environ)),
         "folder": job.settings.get(FOLDER, ""),
@@ -46,10 +48,13 @@ def of_host(job: Submission, hosts: Sequence[Host], index: int) -> dict[str, obj
     }
 
 
-def give(job: Submission, hosts: Sequence[Host], index: int, to: Sender) -> None:
-    """Sends request and code. Raises OSError."""
+def give(
+    job: Submission, hosts: Sequence[Host], index: int, moved: Callable[[], object], to: Sender
+) -> None:
+    """Sends request and code; `moved` is called as it goes on. Raises OSError."""
     to.tell(frames.REQUEST, **of_host(job, hosts, index))
     with open(folder.source(job.run), "rb") as code:
         while data := code.read(frames.MAX_BYTES):
             to.send(frames.CODE, data)
+            moved()
     to.send(frames.CODE)

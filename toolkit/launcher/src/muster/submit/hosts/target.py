@@ -7,13 +7,13 @@ import shlex
 import signal
 
 from muster.arguments import UsageError
-from muster.local.record import runfolder
+from muster.local.record import layout, runfolder
 from muster.submit import client
 from muster.submit.arguments import run_arguments
 from muster.submit.follow import Tail
 from muster.submit.hosts.attend import Attendance
 from muster.submit.hosts.listed import Host, attended, read_hosts, ssh
-from muster.submit.hosts.request import ARCHIVE, ENVIRON, OUTPUT
+from muster.submit.hosts.request import ARCHIVE, OUTPUT
 from muster.submit.values import (
     FAILED,
     LOST,
@@ -47,7 +47,7 @@ def render(job: Submission) -> str:
     lines = [
         shlex.join([*ssh(one, job.settings), attended(job.python)]) for one in read_hosts(job.where)
     ]
-    arguments = run_arguments(job.request, ARCHIVE, OUTPUT, ENVIRON)
+    arguments = run_arguments(job.request, ARCHIVE, OUTPUT, layout.ENVIRON)
     lines += ["# by stdin, with the code, a secret and the values of --env:"]
     return "\n".join([*lines, "# " + shlex.join(["muster", "run", *arguments])]) + "\n"
 
