@@ -24,11 +24,13 @@ START_S = 10.0
 
 
 class Desk(NamedTuple):
-    """Where a person sits: a host of its own beside those that ssh reaches. `config`: of ssh."""
+    """Where a person sits: a host of its own beside those that ssh reaches. `config`: of ssh. `home`:
+    of root on the hosts."""
 
     net: Networks
     names: tuple[str, ...]
     config: Path
+    home: Path
 
     def inside(self, name: str) -> list[str]:
         return self.net.inside(name)
@@ -69,8 +71,9 @@ def _key(path: Path) -> str:
 
 
 @contextmanager
-def ssh_hosts(folder: Path, names: Sequence[str], shell: str = "/bin/sh") -> Iterator[Desk]:
-    """Hosts with a sshd each and a `desk` without one; the key of the desk opens all of them."""
+def ssh_hosts(folder: Path, names: Sequence[str]) -> Iterator[Desk]:
+    """Hosts with a sshd each and a `desk` without one; the key of the desk opens all of them, and a
+    login there is a talkative one."""
     skip_without_sshd()
     folder.mkdir()
     mine, theirs = _key(folder / "id"), _key(folder / "host_key")
@@ -88,9 +91,10 @@ def ssh_hosts(folder: Path, names: Sequence[str], shell: str = "/bin/sh") -> Ite
         "PermitRootLogin yes\nLogLevel INFO\n"
     )
     (folder / "passwd").write_text(
-        f"root:x:0:0::{folder}/home:{shell}\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
+        f"root:x:0:0::{folder}/home:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"
     )
     (folder / "home").mkdir()
+    (folder / "home" / ".bashrc").write_text("echo Welcome; echo all is well >&2\n")
     with networks(["desk", *names], whole=True, known=folder / "hosts") as net:
         daemons = [_sshd(folder, net.inside(name), name) for name in names]
         try:
@@ -100,7 +104,7 @@ def ssh_hosts(folder: Path, names: Sequence[str], shell: str = "/bin/sh") -> Ite
                     START_S,
                     lambda name=name: (folder / f"{name}.log").read_text(),  # type: ignore[misc]
                 )
-            yield Desk(net, tuple(names), config)
+            yield Desk(net, tuple(names), config, folder / "home")
         finally:
             for daemon in daemons:
                 daemon.terminate()

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+import muster as muster_package
 from tests.support.sshd import Desk, processes, ssh_hosts
 from tests.support.waiting import wait_until, within
 
@@ -32,7 +33,7 @@ def save(number, frame):
     sys.exit(0)
 signal.signal(signal.SIGTERM, save)
 names = ("SM_CURRENT_HOST", "SM_HOSTS", "MASTER_ADDR")
-said = [os.environ[name] for name in names] + [len(os.environ["TOKEN"])]
+said = [os.environ.get(name) for name in names] + [len(os.environ["TOKEN"])]
 print("said", json.dumps(said), flush=True)
 Path(os.environ["SM_MODEL_DIR"], f"weights-{me}").write_text(me)
 if os.environ.get("FAIL") == me:
@@ -283,6 +284,42 @@ def test_a_host_without_muster_is_told_how_to_get_it(place: Place) -> None:
     code, _, err = place.run("--python", python or "/usr/bin/python3")
     assert code == 2
     assert "no muster there (" in err and "--python FILE" in err and "nothing was started" in err
+
+
+def test_a_muster_on_the_path_of_a_login_will_do(place: Place) -> None:
+    """The Python of the desk is not there."""
+    there = place.folder / "bin" / "muster"
+    there.parent.mkdir()
+    package = Path(muster_package.__file__).parents[1]
+    there.write_text(
+        f'#!/bin/sh\nPYTHONPATH={package} exec {sys.base_prefix}/bin/python3 -m muster "$@"\n'
+    )
+    there.chmod(0o755)
+    profile = place.desk.home / ".profile"
+    profile.write_text(f"echo Hello; PATH={there.parent}:$PATH\n")
+    try:
+        with mounted(place, "node-b", Path(sys.executable).parent):
+            code, out, err = place.run(file="node-b")
+            assert (code, out.count("said")) == (0, 1), err
+            profile.unlink()
+            code, _, err = place.run(file="node-b")
+            assert code == 2 and "no muster there (" in err and "not found" in err
+    finally:
+        profile.unlink(missing_ok=True)
+
+
+def test_what_finds_no_room_here_stays_on_the_host(place: Place) -> None:
+    text = SCRIPT.replace("write_text(me)", "write_bytes(os.urandom(3 << 20))")
+    (place.folder / "code" / "train.py").write_text(text)
+    small, there = place.folder / "small", place.folder / "tmp"
+    small.mkdir()
+    with mounted(place, "desk", small):
+        code, _, err = place.run("--set", f"TMPDIR={there}", "--output", "small/run", file="node-b")
+    assert code == 0, err
+    (left,) = there.iterdir()
+    assert "record not complete (" in err and "No space left on device" in err
+    assert f"see node-b:{left}/run" in err
+    assert len(list(left.glob("run/node-b/opt/ml/model/*"))) == 1
 
 
 @pytest.mark.long

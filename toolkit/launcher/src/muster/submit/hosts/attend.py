@@ -23,6 +23,7 @@ from muster.submit.hosts.listed import Host, attended, ssh
 from muster.submit.hosts.records import Unpacker
 from muster.submit.hosts.request import give, stop_s
 from muster.submit.values import Submission, Submitted
+from muster.types.names import counted
 from muster.types.plain import shortened
 
 GREET_S = 90.0  # until all hosts have the code, or one of them says something
@@ -65,7 +66,8 @@ class Attendance:
                 with suppress(OSError):
                     os.unlink(os.path.join(self._job.run, name))
             self._each(frames.START)
-            tell(f"muster submit: {len(self._hosts)} hosts run, in {shown(self._job.run)}\n")
+            hosts = counted(len(self._hosts), "host")
+            tell(f"muster submit: started on {hosts}, in {shown(self._job.run)}\n")
             self._hold()
             self._part()
             self._tell_what_is_missing()
