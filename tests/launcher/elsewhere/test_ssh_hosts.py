@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 
 import muster as muster_package
-from tests.support.sshd import Desk, processes, ssh_hosts
+from tests.launcher.elsewhere.sshd import Desk, processes, ssh_hosts
 from tests.support.waiting import wait_until, within
 
 WAIT_S = 60.0
@@ -302,7 +302,7 @@ def test_a_muster_on_the_path_of_a_login_will_do(place: Place) -> None:
             code, out, err = place.run(file="node-b")
             assert (code, out.count("said")) == (0, 1), err
             profile.unlink()
-            code, _, err = place.run(file="node-b")
+            code, _, err = place.run("--output", "again", file="node-b")
             assert code == 2 and "no muster there (" in err and "not found" in err
     finally:
         profile.unlink(missing_ok=True)
@@ -315,6 +315,8 @@ def test_what_finds_no_room_here_stays_on_the_host(place: Place) -> None:
     small.mkdir()
     with mounted(place, "desk", small):
         code, _, err = place.run("--set", f"TMPDIR={there}", "--output", "small/run", file="node-b")
+        assert "succeeded" in muster(place, "submit", "--status", f"{small}/run")
+        assert "said" in muster(place, "logs", f"{small}/run"), "the record came first"
     assert code == 0, err
     (left,) = there.iterdir()
     assert "record not complete (" in err and "No space left on device" in err

@@ -21,11 +21,11 @@ from muster.arguments import UsageError
 from muster.elsewhere.records import pack
 from muster.local import frames
 from muster.local.frames import Receiver, Sender
-from muster.submit.hosts.listed import Host, attended, in_the_job, read_hosts, ssh
+from muster.submit.hosts.listed import Destination, attended, in_the_job, read_hosts, ssh
 from muster.submit.hosts.records import Unpacker
 
 
-def listed(tmp_path: Path, text: str) -> tuple[Host, ...]:
+def listed(tmp_path: Path, text: str) -> tuple[Destination, ...]:
     path = tmp_path / "hosts.txt"
     path.write_text(text)
     return read_hosts(str(path))
@@ -71,7 +71,7 @@ def test_no_file(tmp_path: Path) -> None:
 
 def test_ssh_asks_nobody_and_takes_the_users_options() -> None:
     settings = {"F": "my config", "Port": "2222", "TMPDIR": "/scratch"}
-    assert ssh(Host("me@node-a", "node-a"), settings) == [
+    assert ssh(Destination("me@node-a", "node-a"), settings) == [
         "ssh", "-T", "-o", "BatchMode=yes", "-F", "my config", "-o", "Port=2222", "--", "me@node-a",
     ]  # fmt: skip
 

@@ -152,7 +152,8 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     except BaseException:
         runfolder.discard(made)
         raise
-    folder.keep(submitted)
+    if submitted.code is None:  # else it is kept already
+        folder.keep(submitted)
     os.close(made.lock)
     return submitted
 

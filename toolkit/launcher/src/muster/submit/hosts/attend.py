@@ -18,8 +18,8 @@ from muster.local.record.artifacts import gather
 from muster.local.record.runfolder import in_words
 from muster.local.signals import STOPPING
 from muster.submit import folder
-from muster.submit.hosts.link import GONE, Event, Link, Screen
-from muster.submit.hosts.listed import Host, attended, ssh
+from muster.submit.hosts.link import GONE, Event, Link, Printed
+from muster.submit.hosts.listed import Destination, attended, ssh
 from muster.submit.hosts.records import Unpacker
 from muster.submit.hosts.request import give, stop_s
 from muster.submit.values import Submission, Submitted
@@ -37,7 +37,7 @@ SIGNAL = -1  # in place of a host's index
 class Attendance:
     """One job. Raises UsageError where nothing was started."""
 
-    def __init__(self, job: Submission, hosts: Sequence[Host]) -> None:
+    def __init__(self, job: Submission, hosts: Sequence[Destination]) -> None:
         self._job = job
         self._hosts = hosts
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -85,7 +85,7 @@ class Attendance:
 
     def _connect(self) -> None:
         """Every host has request and code, or none starts."""
-        screen = Screen()
+        screen = Printed()
         for index, host in enumerate(self._hosts):
             argv = [*ssh(host, self._job.settings), attended(self._job.python)]
             unpacker = Unpacker(self._job.run, host.name, leads=not index)

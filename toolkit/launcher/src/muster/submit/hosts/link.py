@@ -13,7 +13,7 @@ from contextlib import suppress
 from muster.arguments import tell
 from muster.local import frames
 from muster.local.frames import Receiver, Sender
-from muster.submit.hosts.listed import Host
+from muster.submit.hosts.listed import Destination
 from muster.submit.hosts.records import Unpacker
 from muster.types.plain import printable, shortened
 from muster.types.values import NamedTuple
@@ -32,7 +32,7 @@ class Event(NamedTuple):
     content: bytes
 
 
-class Screen:
+class Printed:
     """What hosts print, on its way to this process's own stdout and stderr.
 
     `places`: run folders of hosts -> the one here, where the files that muster names will lie.
@@ -60,11 +60,11 @@ class Link:
     def __init__(
         self,
         index: int,
-        host: Host,
+        host: Destination,
         argv: list[str],
         give: Callable[[Sender], None],
         unpacker: Unpacker,
-        screen: Screen,
+        screen: Printed,
         events: queue.SimpleQueue[Event],
     ) -> None:
         self.host = host

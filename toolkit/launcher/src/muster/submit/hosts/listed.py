@@ -19,7 +19,7 @@ MAX_BYTES = 1 << 20
 _DESTINATION = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9][\w.:%-]*", re.ASCII)
 
 
-class Host(NamedTuple):
+class Destination(NamedTuple):
     """`destination`: as ssh takes it. `name`: in the job. `address`: by which the other hosts reach
     it, "" for its name."""
 
@@ -28,7 +28,7 @@ class Host(NamedTuple):
     address: str = ""
 
 
-def read_hosts(path: str) -> tuple[Host, ...]:
+def read_hosts(path: str) -> tuple[Destination, ...]:
     """The hosts of a file, first of all the leader. Raises UsageError."""
     try:
         with open(path, encoding="utf-8") as file:
@@ -37,7 +37,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
         fix = "write a file with one destination of ssh a line, and name it: --on hosts:FILE"
         raise UsageError(f"--on hosts:{path}: {why}", fix) from None
-    hosts: list[Host] = []
+    hosts: list[Destination] = []
     for number, line in enumerate(text.splitlines(), 1):
         if entry := line.partition("#")[0].strip():
             hosts.append(_host(entry, len(hosts), f"{path}, line {number}"))
@@ -52,7 +52,7 @@ def read_hosts(path: str) -> tuple[Host, ...]:
     return tuple(hosts)
 
 
-def _host(entry: str, index: int, where: str) -> Host:
+def _host(entry: str, index: int, where: str) -> Destination:
     destination, equals, address = entry.partition("=")
     if not _DESTINATION.fullmatch(destination) or (equals and not is_address(address)):
         fix = "write node-a, me@node-a, or node-a=10.0.0.7 for the address that other hosts use"
@@ -60,15 +60,15 @@ def _host(entry: str, index: int, where: str) -> Host:
     name = destination.rpartition("@")[2]
     if is_address(name):
         address, name = address or name, f"node-{index}" if ":" in name else name
-    return Host(destination, name, address)
+    return Destination(destination, name, address)
 
 
-def in_the_job(hosts: Sequence[Host]) -> str:
+def in_the_job(hosts: Sequence[Destination]) -> str:
     """The list as MUSTER_HOSTS has it."""
     return ",".join(f"{one.name}={one.address}" if one.address else one.name for one in hosts)
 
 
-def ssh(host: Host, settings: Mapping[str, str]) -> list[str]:
+def ssh(host: Destination, settings: Mapping[str, str]) -> list[str]:
     """The client up to the host: no terminal, no question. `settings` as --set gave them."""
     words = ["ssh", "-T", "-o", "BatchMode=yes"]
     for name, value in settings.items():

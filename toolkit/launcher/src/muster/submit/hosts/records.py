@@ -17,6 +17,7 @@ from muster.types.run_files import SUMMARY
 
 MOST_BYTES = 16 << 30  # of a host
 MOST_FILES = 200_000
+PIECE = 1 << 18
 WAITING = 16  # pieces
 CLOSE_S = 60.0
 _PART = r"(?!\.{1,2}(?:/|$))[^/\0]{1,255}"
@@ -55,7 +56,7 @@ class Unpacker:
     def _unpack(self) -> None:
         try:
             stream = cast("IO[bytes]", _Pieces(self._pieces))
-            with tarfile.open(fileobj=stream, mode="r|", bufsize=1 << 18) as tar:
+            with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
                 self.trouble = self._write(tar)
         except (tarfile.TarError, EOFError, ValueError) as error:
             self.trouble = f"what came is damaged ({error})"
@@ -73,14 +74,8 @@ class Unpacker:
                 return "it is larger than was asked for"
             if not (member.isreg() and self._expected(member.name)):
                 return f"{member.name!r:.80} does not belong into a record"
-            content = tar.extractfile(member)
-            path = os.path.join(self._run, member.name)
-            os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-            with open(os.open(path, flags, member.mode & 0o700 | 0o600), "wb") as file:
-                if content is not None:
-                    shutil.copyfileobj(content, file, 1 << 18)
-            os.utime(path, (member.mtime, member.mtime))
+            if (content := tar.extractfile(member)) is not None:
+                _put(content, os.path.join(self._run, member.name), member)
         return ""
 
     def _expected(self, name: str) -> bool:
@@ -89,6 +84,20 @@ class Unpacker:
         if name == SUMMARY:
             return self._leads
         return name.startswith(f"{self._host}/") and bool(_PATH.fullmatch(name))
+
+
+def _put(content: IO[bytes], path: str, member: tarfile.TarInfo) -> None:
+    """The whole file, or none. Raises OSError."""
+    os.makedirs(os.path.dirname(path), 0o700, exist_ok=True)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+    fd = os.open(path, flags, member.mode & 0o700 | 0o600)
+    try:
+        with open(fd, "wb") as file:
+            shutil.copyfileobj(content, file, PIECE)
+        os.utime(path, (member.mtime, member.mtime))
+    except BaseException:
+        os.unlink(path)
+        raise
 
 
 class _Pieces:

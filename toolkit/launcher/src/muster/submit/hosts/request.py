@@ -13,7 +13,7 @@ from muster.local.record import layout
 from muster.local.record.runfolder import job_name
 from muster.submit import folder
 from muster.submit.arguments import run_arguments
-from muster.submit.hosts.listed import FOLDER, Host, in_the_job
+from muster.submit.hosts.listed import FOLDER, Destination, in_the_job
 from muster.submit.hosts.records import MOST_BYTES
 from muster.submit.values import Submission
 from muster.types.deadlines import variable
@@ -27,7 +27,7 @@ def stop_s(job: Submission) -> float:
     return STOP_S if job.grace_s is None else job.grace_s
 
 
-def of_host(job: Submission, hosts: Sequence[Host], index: int) -> dict[str, object]:
+def of_host(job: Submission, hosts: Sequence[Destination], index: int) -> dict[str, object]:
     """The content of the frame REQUEST."""
     variables: Mapping[str, str] = {
         "MUSTER_ENGINE": "hosts",
@@ -49,7 +49,11 @@ def of_host(job: Submission, hosts: Sequence[Host], index: int) -> dict[str, obj
 
 
 def give(
-    job: Submission, hosts: Sequence[Host], index: int, moved: Callable[[], object], to: Sender
+    job: Submission,
+    hosts: Sequence[Destination],
+    index: int,
+    moved: Callable[[], object],
+    to: Sender,
 ) -> None:
     """Sends request and code; `moved` is called as it goes on. Raises OSError."""
     to.tell(frames.REQUEST, **of_host(job, hosts, index))

@@ -19,13 +19,15 @@ import pytest
 from tests.support.hosts import Networks, address, networks, skip_without_networks
 from tests.support.waiting import wait_until
 
-ROOT = Path(__file__).parents[2] / ".cache" / "openssh"
+ROOT = Path(__file__).parents[3] / ".cache" / "openssh"
 START_S = 10.0
 
 
 class Desk(NamedTuple):
-    """Where a person sits: a host of its own beside those that ssh reaches. `config`: of ssh. `home`:
-    of root on the hosts."""
+    """Where a person sits: a host of its own beside those that ssh reaches.
+
+    `config`: of ssh. `home`: of root on the hosts.
+    """
 
     net: Networks
     names: tuple[str, ...]
