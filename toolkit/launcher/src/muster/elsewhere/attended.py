@@ -39,8 +39,10 @@ Start = Callable[[list[str]], int]
 
 
 def attend(start: Start) -> int:
-    """0 once the desk has what it wants. `start` becomes `train` by a command line of `muster run`,
-    or returns an exit code."""
+    """0 once the desk has what it wants, 1 where nothing was started.
+
+    `start` becomes `train` by a command line of `muster run`, or returns an exit code.
+    """
     out = os.dup(1)
     os.dup2(2, 1)  # whatever is printed here is no frame
     os.write(out, frames.MARK)
@@ -93,6 +95,7 @@ class _Job:
         self._stop_s = stop_s
         self._events: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._pid = 0
+        self._beat = 0.0  # when the desk is to hear the next one
         self._code: int | None = None
         self._pumps: list[threading.Thread] = []
         self.gone = False  # the desk
@@ -123,23 +126,27 @@ class _Job:
         os.close(source)
 
     def _listen(self) -> None:
+        """What the desk says; its silence is a stop."""
         while kind := self._receiver.next()[0]:
             self._events.put(kind)
         self.gone = True
         self._events.put(frames.STOP)
 
     def _next(self, limit: float) -> bytes:
-        """The next event, b"" for one that is none of the desk's."""
-        wait_s = min(frames.BEAT_S, limit - time.monotonic())
-        try:
-            return self._events.get(timeout=max(0.0, wait_s))
-        except queue.Empty:
+        """The next event, b"" for one that is none of the desk's, or for none for a while."""
+        now = time.monotonic()
+        if now >= self._beat:
+            self._beat = now + frames.BEAT_S
             with suppress(OSError):
                 self._desk.send(frames.BEAT)
+        try:
+            return self._events.get(timeout=max(0.0, min(self._beat, limit) - now))
+        except queue.Empty:
             return b""
 
     def hold(self) -> int:
-        """The exit code, once nothing is left of the job."""
+        """The exit code, once nothing is left of the job: that of `train`, which has the time of a
+        whole stop once it was asked; what is left then is killed, and counts as stopped."""
         limit = float("inf")
         reap(self._ended)
         while self._code is None and time.monotonic() < limit:
@@ -165,6 +172,7 @@ class _Job:
         return STOPPED_CODE if killed or self._code is None else self._code
 
     def _ended(self, pid: int, code: int) -> None:
+        """Also of orphans, which are this process's own to take."""
         if pid == self._pid:
             self._code = code if code >= 0 else 128 - code
 

@@ -17,8 +17,11 @@ LEFT_OUT = ("source", "site", "opt/ml/input/data")
 
 
 def pack(run: str, write: Callable[[bytes], object], most_bytes: int) -> list[str]:
-    """Writes the files of the run folder as a tar archive; what was left out, in words. Raises what
-    `write` raises."""
+    """Writes the files of the run folder as a tar archive; what was left out, in words.
+
+    A file that cannot be read is left out, and so is one that would make more than `most_bytes` of
+    all; smaller ones that follow still come. Raises what `write` raises.
+    """
     left_out: list[str] = []
     total = 0
     stream = cast("IO[bytes]", _Stream(write))
@@ -45,6 +48,8 @@ def pack(run: str, write: Callable[[bytes], object], most_bytes: int) -> list[st
 
 
 class _Stream:
+    """A file for tarfile, which only writes."""
+
     def __init__(self, write: Callable[[bytes], object]) -> None:
         self._write = write
 

@@ -25,6 +25,7 @@ from muster.submit.hosts.request import give, stop_s
 from muster.submit.values import Submission, Submitted
 from muster.types.names import counted
 from muster.types.plain import shortened
+from muster.version import __version__
 
 GREET_S = 90.0  # until all hosts have the code, or one of them says something
 FIRST_END_S = 5.0  # for the others, once a host's part has ended
@@ -35,7 +36,12 @@ SIGNAL = -1  # in place of a host's index
 
 
 class Attendance:
-    """One job. Raises UsageError where nothing was started."""
+    """One job, from this one thread: what hosts say, and signals, come to it as events.
+
+    No rank starts before every host has greeted, has the code and has found room for it; so a host
+    that cannot be reached costs nothing on the others. From then on all ends by itself: a host that
+    is late, lost or silent is given up after a time, and what nobody took over stays where it is.
+    """
 
     def __init__(self, job: Submission, hosts: Sequence[Destination]) -> None:
         self._job = job
@@ -47,14 +53,16 @@ class Attendance:
         self._codes: dict[int, int] = {}  # in the order in which they came
         self._over: dict[int, str] = {}  # hosts that need nothing more -> why there is no record
         self._gone: set[int] = set()
+        self._beat = 0.0  # when hosts are to hear the next one
         self._stops = 0
         self._hurried = False  # ended hosts wait no longer for the others
 
     def run(self) -> Submitted:
-        """The job as it ended."""
+        """The job as it ended. Raises UsageError where nothing was started, KeyboardInterrupt where
+        a person changed their mind before that."""
         before = {number: signal.getsignal(number) for number in STOPPING}
         for number, handler in before.items():
-            if handler is not signal.SIG_IGN:
+            if handler is not signal.SIG_IGN:  # nohup, a shell's background job
                 signal.signal(
                     number, lambda n, frame: self._events.put(Event(SIGNAL, b"%d" % n, b""))
                 )
@@ -111,9 +119,14 @@ class Attendance:
             self._greeted(event)
 
     def _greeted(self, event: Event) -> None:
+        """One step of a host towards the start. Raises UsageError for one that will not start."""
         host = self._hosts[event.host]
         if event.kind == frames.HELLO:
-            self._pythons[event.host] = str(frames.fields_of(event.content).get("python"))
+            hello = frames.fields_of(event.content)
+            self._pythons[event.host] = str(hello.get("python"))
+            if (other := hello.get("muster")) != __version__:
+                what = f"{host.name} has muster {other}, this is {__version__}"
+                raise UsageError(what, f"install the same there: muster-training=={__version__}")
         elif event.kind == frames.READY:
             self._ready.add(event.host)
         elif event.kind == frames.REFUSED:
@@ -128,6 +141,7 @@ class Attendance:
             raise UsageError(f"{host.name}: {why}", fix)
 
     def _submitted(self) -> Submitted:
+        """What other commands need to find the job: who attends it, and how to ask its leader."""
         where = {
             "leader": self._hosts[0].destination,
             "python": self._pythons[0],
@@ -140,16 +154,20 @@ class Attendance:
         return Submitted("hosts", name, self._job.name, len(self._hosts), self._job.run, where)
 
     def _each(self, kind: bytes) -> None:
+        """To hosts that have all they were given: nothing may come between the pieces of code."""
         for index in self._ready - self._over.keys():
             self._links[index].send(kind)
 
     def _next(self, limit: float) -> Event | None:
-        """The next event; None where there is none for a while."""
-        try:
-            wait_s = min(frames.BEAT_S, limit - time.monotonic())
-            return self._events.get(timeout=max(0.0, wait_s))
-        except queue.Empty:
+        """The next event; None where there is none for a while. Hosts hear a BEAT in time, however
+        many events there are."""
+        now = time.monotonic()
+        if now >= self._beat:
+            self._beat = now + frames.BEAT_S
             self._each(frames.BEAT)
+        try:
+            return self._events.get(timeout=max(0.0, min(self._beat, limit) - now))
+        except queue.Empty:
             return None
 
     def _hold(self) -> None:
@@ -184,6 +202,7 @@ class Attendance:
                 self._gone.add(event.host)
 
     def _unended(self) -> list[int]:
+        """Hosts whose `train` runs, as far as one knows here."""
         return [i for i in range(len(self._links)) if i not in self._codes and i not in self._over]
 
     def _stop(self) -> float:
@@ -216,6 +235,7 @@ class Attendance:
         return time.monotonic() + stop_s(self._job) + END_S
 
     def _close(self, event: Event) -> None:
+        """A host has sent all; it may remove what lies there only once it is on the disk here."""
         link = self._links[event.host]
         left_out = frames.fields_of(event.content).get("left_out") or []
         trouble = link.unpacker.trouble
@@ -226,6 +246,7 @@ class Attendance:
             link.send(frames.DONE)
 
     def _lost(self, event: Event) -> None:
+        """The host itself stops its ranks; the others learn of it from one another."""
         self._gone.add(event.host)
         if event.host not in self._over:
             self._over[event.host] = "the connection ended"
@@ -233,6 +254,7 @@ class Attendance:
             tell(f"muster submit: {host}: the connection ended: {event.content.decode()}\n")
 
     def _tell_what_is_missing(self) -> None:
+        """And puts the models of all hosts into one place, as `muster local` does."""
         for index, trouble in sorted(self._over.items()):
             if trouble:
                 host = self._hosts[index]

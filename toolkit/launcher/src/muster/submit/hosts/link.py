@@ -55,7 +55,11 @@ class Printed:
 
 class Link:
     """Passes on what a host says: output to the screen, the record to `unpacker`, all else to
-    `events`. `give` sends the request and the code once the host has said hello."""
+    `events`. `give` sends the request and the code once the host has said hello.
+
+    The client is not in this process's group, so that Ctrl-C does not end the connection, which the
+    host would take for a stop without anybody there to hear how it ended.
+    """
 
     def __init__(
         self,
@@ -81,7 +85,7 @@ class Link:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            start_new_session=True,  # Ctrl-C is for this process, which then stops the job
+            start_new_session=True,
         )
         assert self._process.stdin and self._process.stdout and self._process.stderr
         self.pid = self._process.pid
@@ -102,6 +106,8 @@ class Link:
             self._process.terminate()
 
     def _read_words(self) -> None:
+        """What ssh itself says, and a login shell: shown once the host has greeted, before that
+        only where it explains why the host did not."""
         assert self._process.stderr
         for raw in self._process.stderr:
             line = printable(raw.decode(errors="replace")).strip()
@@ -111,6 +117,7 @@ class Link:
                     tell(f"{self.host.name}: {line}\n")
 
     def _read(self) -> None:
+        """The thread that hears the host."""
         if self._receiver.find_mark() is None:
             return self._gone()
         self._greeted = True
@@ -134,6 +141,7 @@ class Link:
                 self._events.put(Event(self._index, kind, content))
 
     def _gone(self) -> None:
+        """The last event of a host, once its client has ended: with ssh's last words."""
         try:
             code = self._process.wait(TIDY_S)
         except subprocess.TimeoutExpired:  # the other end has fallen silent

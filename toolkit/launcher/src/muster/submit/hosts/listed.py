@@ -52,6 +52,7 @@ def read_hosts(path: str) -> tuple[Destination, ...]:
     return tuple(hosts)
 
 
+# what ssh would take for an option is no destination
 def _host(entry: str, index: int, where: str) -> Destination:
     destination, equals, address = entry.partition("=")
     if not _DESTINATION.fullmatch(destination) or (equals and not is_address(address)):
@@ -80,8 +81,11 @@ def ssh(host: Destination, settings: Mapping[str, str]) -> list[str]:
 
 
 def attended(python: str) -> str:
-    """What the host's login shell is to run. The Python of this machine may not be there, and then
-    it is the `muster` on the PATH of a login."""
+    """What the host's login shell is to run, whichever that is; so it is one word for `sh`.
+
+    The Python of this machine may not be there, and then it is the `muster` on the PATH of a login:
+    a command by ssh has a shorter one, without what ~/.profile adds.
+    """
     if python != sys.executable:
         return shlex.join([python, "-m", "muster", "run", "--attended"])
     here = shlex.quote(python)

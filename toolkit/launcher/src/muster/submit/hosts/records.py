@@ -25,7 +25,9 @@ _PATH = re.compile(rf"{_PART}(?:/{_PART}){{0,40}}")
 
 
 class Unpacker:
-    """Unpacks in a thread of its own what `take` is given. `trouble`: why not all is there."""
+    """Unpacks in a thread of its own what `take` is given, so that a slow disk keeps nobody from
+    hearing the host. `trouble`: why not all is there, "" once it is. Files that came before the
+    trouble stay: the record comes first."""
 
     def __init__(self, run: str, host: str, leads: bool) -> None:
         self._run = run
@@ -54,6 +56,7 @@ class Unpacker:
             self._thread.join(CLOSE_S)
 
     def _unpack(self) -> None:
+        """The thread. What comes after its end is dropped."""
         try:
             stream = cast("IO[bytes]", _Pieces(self._pieces))
             with tarfile.open(fileobj=stream, mode="r|", bufsize=PIECE) as tar:
@@ -66,6 +69,7 @@ class Unpacker:
             self._done.set()
 
     def _write(self, tar: tarfile.TarFile) -> str:
+        """The first thing that is wrong, "" for nothing. Raises OSError and tarfile's errors."""
         total = 0
         for number, member in enumerate(tar):
             vars(tar)["members"] = []  # it keeps every one that it has passed
@@ -101,6 +105,8 @@ def _put(content: IO[bytes], path: str, member: tarfile.TarInfo) -> None:
 
 
 class _Pieces:
+    """A file for tarfile, which only reads, and forwards."""
+
     def __init__(self, pieces: queue.Queue[bytes]) -> None:
         self._pieces = pieces
         self._data = b""

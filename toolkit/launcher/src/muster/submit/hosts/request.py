@@ -28,7 +28,8 @@ def stop_s(job: Submission) -> float:
 
 
 def of_host(job: Submission, hosts: Sequence[Destination], index: int) -> dict[str, object]:
-    """The content of the frame REQUEST."""
+    """The content of the frame REQUEST: all that must not stand on a command line. Files are named
+    as they lie in the host's private folder, in which its `muster run` starts."""
     variables: Mapping[str, str] = {
         "MUSTER_ENGINE": "hosts",
         "MUSTER_JOB_NAME": job_name(os.path.basename(job.run)),

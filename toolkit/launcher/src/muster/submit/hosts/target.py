@@ -39,7 +39,6 @@ def check(job: Submission) -> None:
         if value:
             fix = "leave it out; --python FILE names the hosts' Python"
             raise UsageError(f"{option} {value}: on hosts reached by ssh no container runs", fix)
-    client.need("ssh")
 
 
 def render(job: Submission) -> str:
@@ -53,7 +52,8 @@ def render(job: Submission) -> str:
 
 
 def hand_over(job: Submission, text: str) -> Submitted:
-    """Runs the job to its end."""
+    """Runs the job to its end. `text` is for people: hosts get a request of their own."""
+    client.need("ssh")
     return Attendance(job, read_hosts(job.where)).run()
 
 
