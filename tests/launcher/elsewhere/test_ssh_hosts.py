@@ -81,9 +81,9 @@ class Place(NamedTuple):
         return self.ended(self.start(*options, **more))  # type: ignore[arg-type]
 
     def ended(self, job: subprocess.Popen[str]) -> tuple[int, str, str]:
-        out, err = job.communicate(timeout=within(WAIT_S))
+        code, out, err = result(job)
         self.nothing_left(err)
-        return job.returncode, out, err
+        return code, out, err
 
     def nothing_left(self, story: str) -> None:
         wait_until(
@@ -91,6 +91,11 @@ class Place(NamedTuple):
             WAIT_S,
             lambda: f"{story}\n{[self.desk.left(name) for name in NAMES]}",
         )
+
+
+def result(job: subprocess.Popen[str]) -> tuple[int, str, str]:
+    out, err = job.communicate(timeout=within(WAIT_S))
+    return job.returncode, out, err
 
 
 @pytest.fixture(scope="module")
@@ -348,3 +353,25 @@ def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> 
         subprocess.run([*cable, "up"], check=True)
     assert job.returncode == 102 and "node-b: the connection ended" in err
     assert len(list(there.glob("*/run/node-b/opt/ml/model/saved-node-b"))) == 1
+
+
+def test_a_host_whose_attendant_is_killed_ends_the_job(place: Place) -> None:
+    """As by a kernel without memory: nobody is left there to stop the ranks."""
+    job, _ = running(place)
+    lines = processes(place.desk.net.holders["node-b"])
+    os.kill(next(pid for pid, line in lines if "run --attended" in line), signal.SIGKILL)
+    code, _, err = place.ended(job)
+    assert code == 102 and "node-b: the connection ended" in err, err
+
+
+@pytest.mark.long
+def test_a_second_job_at_once_is_told_which_port_to_take(place: Place) -> None:
+    """And the first one does not notice."""
+    first, _ = running(place)
+    code, _, err = result(place.start("--output", "second"))
+    assert code == 102 and "set MUSTER_CONTROL_PORT" in err, err
+    port = ("--env", "MUSTER_CONTROL_PORT=7790")
+    assert result(place.start("--output", "third", *port))[0] == 0
+    assert first.poll() is None
+    first.send_signal(signal.SIGINT)
+    assert place.ended(first)[0] == 143

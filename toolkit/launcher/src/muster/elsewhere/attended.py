@@ -87,7 +87,11 @@ def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Rece
 
 
 class _Job:
-    """The process that becomes `train`, and what it prints, until both have ended."""
+    """The process that becomes `train`, and what it prints, until both have ended.
+
+    The main thread holds it: it alone signals, reaps and decides. Two threads pass on what it
+    prints, one hears the desk; they end with their pipes, or with this process.
+    """
 
     def __init__(self, desk: Sender, receiver: Receiver, stop_s: float) -> None:
         self._desk = desk
@@ -157,6 +161,7 @@ class _Job:
             elif kind == frames.KILL:
                 limit = time.monotonic()
             reap(self._ended)
+        # `train` had its time: what it might still answer is not the job's code
         killed = self._code is None
         late = time.monotonic() + TIDY_S
 

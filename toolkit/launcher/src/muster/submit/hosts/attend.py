@@ -1,4 +1,8 @@
-"""The desk's side of a job on hosts: from the first connection to the last record."""
+"""The desk's side of a job on hosts: from the first connection to the last record.
+
+Of each host it sees HELLO, READY; then, once all are ready, ENDED, PACKED and the end of the
+connection. REFUSED, or an end before READY, ends it all; an end after that is one host's loss.
+"""
 
 from __future__ import annotations
 

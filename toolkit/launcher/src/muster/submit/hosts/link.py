@@ -121,6 +121,7 @@ class Link:
         if self._receiver.find_mark() is None:
             return self._gone()
         self._greeted = True
+        self._said.clear()  # a login's words explain nothing any more
         while True:
             kind, content = self._receiver.next()
             if not kind:
