@@ -342,13 +342,16 @@ def test_ranks_of_both_hosts_form_one_group(place: Place) -> None:
 
 @pytest.mark.long
 def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> None:
-    """Nobody is told that the cable is out; hosts and desk wait for one another for two minutes."""
+    """Nobody is told that the cable is out; hosts and desk wait for one another for two minutes,
+    also while what the rank prints has nowhere to go."""
+    chatty = SCRIPT.replace("time.sleep(0.05)", "print('x' * 10_000); time.sleep(0.005)")
+    (place.folder / "code" / "train.py").write_text(chatty)
     job, there = running(place, file="node-b", count=1)
     cable = [*place.desk.inside("node-b"), "ip", "link", "set", "eth0"]
     subprocess.run([*cable, "down"], check=True)
     try:
-        wait_until(lambda: not place.desk.left("node-b"), frames.SILENCE_S + WAIT_S)
-        _, err = job.communicate(timeout=within(WAIT_S))
+        _, err = job.communicate(timeout=within(frames.SILENCE_S + WAIT_S))
+        wait_until(lambda: not place.desk.left("node-b"), WAIT_S)
     finally:
         subprocess.run([*cable, "up"], check=True)
     assert job.returncode == 102 and "node-b: the connection ended" in err

@@ -142,7 +142,7 @@ class _Job:
         if now >= self._beat:
             self._beat = now + frames.BEAT_S
             with suppress(OSError):
-                self._desk.send(frames.BEAT)
+                self._desk.beat()
         try:
             return self._events.get(timeout=max(0.0, min(self._beat, limit) - now))
         except queue.Empty:

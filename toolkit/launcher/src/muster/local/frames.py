@@ -44,6 +44,19 @@ class Sender:
                 while left:
                     left = left[os.write(self._fd, left) :]
 
+    def beat(self) -> None:
+        """A BEAT, unless somebody is sending, or nothing can be sent: then the other end reads
+        nothing, and the caller has other things to do than to wait. Raises OSError."""
+        if not self._lock.acquire(blocking=False):
+            return
+        try:
+            poll = select.poll()
+            poll.register(self._fd, select.POLLOUT)
+            if poll.poll(0):
+                os.write(self._fd, BEAT + bytes(HEADER - 1))
+        finally:
+            self._lock.release()
+
     def tell(self, kind: bytes, **fields: object) -> None:
         """A frame of JSON. Raises OSError."""
         self.send(kind, json.dumps(fields).encode())

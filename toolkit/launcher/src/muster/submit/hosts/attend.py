@@ -168,7 +168,8 @@ class Attendance:
         now = time.monotonic()
         if now >= self._beat:
             self._beat = now + frames.BEAT_S
-            self._each(frames.BEAT)
+            for index in self._ready:
+                self._links[index].beat()
         try:
             return self._events.get(timeout=max(0.0, min(self._beat, limit) - now))
         except queue.Empty:

@@ -100,6 +100,11 @@ class Link:
         with suppress(OSError):
             self._sender.send(kind)
 
+    def beat(self) -> None:
+        """Says that the desk is there."""
+        with suppress(OSError):
+            self._sender.beat()
+
     def end(self) -> None:
         """Ends the connection, which stops what runs there."""
         with suppress(OSError):
