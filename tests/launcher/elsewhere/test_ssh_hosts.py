@@ -267,6 +267,18 @@ def test_a_full_disk_of_a_host_is_said_before_anything_starts(place: Place) -> N
     assert list(there.iterdir()) == [] and not (place.folder / "run").exists()
 
 
+def test_a_disk_of_a_host_that_fills_up_later_is_its_ranks_error(place: Place) -> None:
+    text = SCRIPT.replace("write_text(me)", "write_bytes(os.urandom(3 << 20))")
+    (place.folder / "code" / "train.py").write_text(text)
+    there = place.folder / "tmp"
+    with mounted(place, "node-b", there):
+        code, _, err = place.run("--set", f"TMPDIR={there}")
+    assert code == 1, err
+    first = next(line for line in err.splitlines() if "FAILED" in line)
+    assert "node-b rank 1" in first and "No space left on device" in first, err
+    assert (place.folder / "run/node-b/logs/rank-1.err").exists()
+
+
 @pytest.mark.parametrize(
     ("hosts", "options", "said"),
     [
