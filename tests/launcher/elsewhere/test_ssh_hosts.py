@@ -127,6 +127,7 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert list((place.folder / "tmp").iterdir()) == []
 
 
+@pytest.mark.promise("E02")
 def test_the_failing_rank_of_the_second_host_is_named(place: Place) -> None:
     code, _, err = place.run(env={"FAIL": "node-b"})
     assert code == 42, err
@@ -171,6 +172,8 @@ def holds(file: Path, text: str) -> bool:
     return text.encode() in file.read_bytes()
 
 
+@pytest.mark.promise("E06")
+@pytest.mark.promise("S09")
 def test_ctrl_c_stops_with_time_to_save(place: Place) -> None:
     """Also what is asked of the job meanwhile is answered by its leader."""
     job, there = running(place)
@@ -187,6 +190,7 @@ def test_ctrl_c_stops_with_time_to_save(place: Place) -> None:
     assert list(there.iterdir()) == []
 
 
+@pytest.mark.promise("E01")
 def test_cancel_is_told_to_who_attends(place: Place) -> None:
     job, _ = running(place)
     assert "cancelled" in muster(place, "submit", "--cancel", "run")
@@ -194,6 +198,7 @@ def test_cancel_is_told_to_who_attends(place: Place) -> None:
     assert "stopped" in muster(place, "submit", "--status", "run")
 
 
+@pytest.mark.promise("E06")
 def test_a_cut_connection_stops_the_job_with_time_to_save(place: Place) -> None:
     job, there = running(place)
     holder = place.desk.net.holders["desk"]
@@ -210,6 +215,7 @@ def test_a_cut_connection_stops_the_job_with_time_to_save(place: Place) -> None:
     assert (left / "run/node-b/opt/ml/model/saved-node-b").exists()
 
 
+@pytest.mark.promise("E06")
 def test_a_desk_that_is_killed_stops_the_job(place: Place) -> None:
     job, there = running(place)
     job.kill()
@@ -279,6 +285,7 @@ def test_a_disk_of_a_host_that_fills_up_later_is_its_ranks_error(place: Place) -
     assert (place.folder / "run/node-b/logs/rank-1.err").exists()
 
 
+@pytest.mark.promise("E05")
 @pytest.mark.parametrize(
     ("hosts", "options", "said"),
     [
@@ -306,6 +313,7 @@ def test_a_host_without_muster_is_told_how_to_get_it(place: Place) -> None:
     assert "no muster there (" in err and "--python FILE" in err and "nothing was started" in err
 
 
+@pytest.mark.long
 def test_a_muster_on_the_path_of_a_login_will_do(place: Place) -> None:
     """The Python of the desk is not there."""
     there = place.folder / "bin" / "muster"
@@ -370,6 +378,7 @@ def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> 
     assert len(list(there.glob("*/run/node-b/opt/ml/model/saved-node-b"))) == 1
 
 
+@pytest.mark.long
 def test_a_host_whose_attendant_is_killed_ends_the_job(place: Place) -> None:
     """As by a kernel without memory: nobody is left there to stop the ranks."""
     job, _ = running(place)
