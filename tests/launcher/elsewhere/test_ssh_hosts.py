@@ -313,7 +313,6 @@ def test_a_host_without_muster_is_told_how_to_get_it(place: Place) -> None:
     assert "no muster there (" in err and "--python FILE" in err and "nothing was started" in err
 
 
-@pytest.mark.long
 def test_a_muster_on_the_path_of_a_login_will_do(place: Place) -> None:
     """The Python of the desk is not there."""
     there = place.folder / "bin" / "muster"
@@ -378,7 +377,6 @@ def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> 
     assert len(list(there.glob("*/run/node-b/opt/ml/model/saved-node-b"))) == 1
 
 
-@pytest.mark.long
 def test_a_host_whose_attendant_is_killed_ends_the_job(place: Place) -> None:
     """As by a kernel without memory: nobody is left there to stop the ranks."""
     job, _ = running(place)
