@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from muster.elsewhere.place import is_packed
 from muster.local.command import read_job
 from muster.local.request import Request
 from muster.submit.arguments import run_arguments
+from muster.submit.command import label
 
 TEXT = some.text(some.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 NAMES = some.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
@@ -111,3 +113,10 @@ def test_a_variable_that_the_caller_does_not_have_is_refused(
     monkeypatch.delenv("NOWHERE", raising=False)
     with pytest.raises(UsageError, match="NOWHERE: no such variable"):
         read_back(["train.py", "--source-dir", "s3://bucket/code.tar.gz", "--env", "NOWHERE"])
+
+
+@given(some.text(max_size=80))
+def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
+    name = label(text)
+    assert re.fullmatch(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?", name)
+    assert label(name) == name

@@ -107,7 +107,7 @@ def _batch() -> Iterator[tuple[str, Finding]]:
 
 
 def _hosts() -> Iterator[tuple[str, Finding]]:
-    yield "commands", _programs("ssh", "tar")
+    yield "commands", _programs("ssh")
 
 
 def _programs(*names: str) -> Finding:

@@ -48,6 +48,11 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
     add_job_options(parser, instance_type="")
     add_engine_options(parser)
+    parser.add_argument(
+        "--attended",
+        action="store_true",
+        help="nothing but this: the request comes on stdin, from `muster submit --on hosts:FILE`",
+    )
 
 
 def add_engine_options(parser: Parser) -> None:
@@ -73,6 +78,10 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for a command line that cannot be obeyed.
     """
+    if args.attended:
+        from muster.elsewhere.attended import attend
+
+        return attend(_obey)
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster run --help")
     try:
@@ -97,6 +106,13 @@ def run(args: argparse.Namespace) -> int:
             tell(f"muster run: {ConfigError.__name__}: {problem}\n")
             tell(f"Fix: {problem.fix}\n" if problem.fix else "")
         return error.exit_code
+
+
+def _obey(argv: list[str]) -> int:
+    """`run` with another command line than this process has."""
+    parser = Parser("muster run", script_arguments=True)
+    add_arguments(parser)
+    return run(parser.parse(argv))
 
 
 def with_options(caller: Mapping[str, str], args: argparse.Namespace) -> dict[str, str]:

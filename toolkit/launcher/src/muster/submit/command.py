@@ -36,7 +36,9 @@ TARGETS = {
     "slurm": "muster.submit.slurm",
     "kubernetes": "muster.submit.kubernetes",
     "batch": "muster.submit.batch",
+    "hosts": "muster.submit.hosts.target",
 }
+FILE_ENGINE = "hosts"
 OWN_FILES = ("kubernetes", "batch")  # their hosts see no folder of this machine
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
@@ -50,7 +52,7 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
     add_job_options(parser, instance_type="")
     add = parser.add_argument
-    add("--on", metavar="ENGINE", help=f"where the job runs: {listed(TARGETS)}")
+    add("--on", metavar="ENGINE", help="where the job runs: slurm, hosts:FILE")
     add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
     add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
     add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
@@ -112,26 +114,42 @@ def _submit(args: argparse.Namespace) -> int:
         raise UsageError("SCRIPT is missing", "see muster submit --help")
     if not args.on:
         raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
-    target = target_of(args.on)
+    engine, _, where = args.on.partition(":")
+    target = target_of(engine)
+    if bool(where) != (engine == FILE_ENGINE):
+        fix = f"--on {FILE_ENGINE}:FILE has a file of hosts, others have none"
+        raise UsageError(f"--on {args.on}: which hosts?" if not where else f"--on {args.on}", fix)
     packed = bool(code_elsewhere(args.source_dir or ""))
     if packed and os.path.isabs(args.script or ""):
         what = f"{args.script} is a path of this machine, and the code is elsewhere"
         raise UsageError(what, f"name it from {args.source_dir}: {os.path.basename(args.script)}")
-    request = read_job(args, image=None, packed=packed, far=args.on in OWN_FILES)
-    request = request._replace(hosts=args.count or 1)
+    request = read_job(args, image=None, packed=packed, far=engine in OWN_FILES)
+    request = request._replace(hosts=args.count or _count(where))
     preparation.distribution_keys(request)
-    job = submission_of(args, request, runfolder.planned(request.program, request.output))
+    planned = runfolder.planned(request.program, request.output)
+    job = submission_of(args, request, planned)._replace(where=where)
     target.check(job)
     if args.dry_run:
         sys.stdout.write(target.render(job))
         return 0
     submitted = _hand_over(args, target, job)
+    if submitted.code is not None:
+        return submitted.code
     tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
     if args.follow is None:
         return 0
     from muster.submit.follow import follow
 
     return follow(target, submitted)
+
+
+def _count(file: str) -> int:
+    """How many hosts a job has that was not told."""
+    if not file:
+        return 1
+    from muster.submit.hosts.listed import read_hosts
+
+    return len(read_hosts(file))
 
 
 def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Submitted:
@@ -147,7 +165,8 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     except BaseException:
         runfolder.discard(made)
         raise
-    folder.keep(submitted)
+    if submitted.code is None:  # else it is kept already
+        folder.keep(submitted)
     os.close(made.lock)
     return submitted
 
@@ -179,5 +198,7 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
 def label(text: str) -> str:
     """The text as a label of DNS: a script's name without its suffix."""
     stem = re.sub(r"\.(py|sh)$", "", os.path.basename(text))
-    found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")[:MAX_NAME].strip("-")
-    return found if found[:1].isalpha() else f"job-{found}".strip("-")
+    found = re.sub(r"[^a-z0-9]+", "-", stem.lower()).strip("-")
+    if not found[:1].isalpha():
+        found = f"job-{found}"
+    return found[:MAX_NAME].strip("-")

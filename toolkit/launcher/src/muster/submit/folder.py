@@ -103,6 +103,7 @@ def read(run: str) -> Submitted | None:
             hosts=int(document["hosts"]),
             run=run,
             where=where,
+            code=document.get("code"),
         )
     return None
 

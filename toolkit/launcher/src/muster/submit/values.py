@@ -21,7 +21,8 @@ class Submission(NamedTuple):
     `name`: a label of DNS. `run`: the run folder, absolute. `python`: what runs muster where there
     is no `image`. `kind`: of job or of container, where the engine has several. `settings`: of the
     engine's own file, as --set gave them; "" for a flag. `grace_s`: from a stop to its end; None
-    for the engine's usual time. `retries`: how often a job may begin again.
+    for the engine's usual time. `retries`: how often a job may begin again. `where`: what followed
+    the engine's name in --on, such as a file.
     """
 
     request: Request
@@ -33,12 +34,14 @@ class Submission(NamedTuple):
     settings: Mapping[str, str] = {}
     grace_s: float | None = None
     retries: int = 0
+    where: str = ""
 
 
 class Submitted(NamedTuple):
     """A job that an engine has, as submitted.json in the run folder keeps it.
 
-    `where`: what the engine's client needs to find the job again, such as a namespace.
+    `where`: what the engine's client needs to find the job again, such as a namespace. `code`: the
+    exit code of a job that was attended to its end.
     """
 
     engine: str
@@ -47,6 +50,7 @@ class Submitted(NamedTuple):
     hosts: int
     run: str
     where: Mapping[str, str] = {}
+    code: int | None = None
 
 
 class State(NamedTuple):

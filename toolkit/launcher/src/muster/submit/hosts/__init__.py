@@ -1,0 +1,1 @@
+"""`muster submit --on hosts:FILE`: hosts that the user's own ssh client reaches."""

@@ -1,0 +1,94 @@
+"""The file of hosts, and the command that reaches each. Pure but for reading the file."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from collections.abc import Mapping, Sequence
+
+from muster.arguments import UsageError
+from muster.contract.engines.hosts import is_address, listed_hosts
+from muster.contract.engines.values import MAX_COUNT
+from muster.types.errors import ConfigError
+from muster.types.plain import short
+from muster.types.values import NamedTuple
+
+CONFIG, FOLDER = "F", "TMPDIR"  # of --set: all others are options of ssh_config
+MAX_BYTES = 1 << 20
+_DESTINATION = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9][\w.:%-]*", re.ASCII)
+
+
+class Destination(NamedTuple):
+    """`destination`: as ssh takes it. `name`: in the job. `address`: by which the other hosts reach
+    it, "" for its name."""
+
+    destination: str
+    name: str
+    address: str = ""
+
+
+def read_hosts(path: str) -> tuple[Destination, ...]:
+    """The hosts of a file, first of all the leader. Raises UsageError."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            text = file.read(MAX_BYTES)
+    except (OSError, ValueError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it is no text"
+        fix = "write a file with one destination of ssh a line, and name it: --on hosts:FILE"
+        raise UsageError(f"--on hosts:{path}: {why}", fix) from None
+    hosts: list[Destination] = []
+    for number, line in enumerate(text.splitlines(), 1):
+        if entry := line.partition("#")[0].strip():
+            hosts.append(_host(entry, len(hosts), f"{path}, line {number}"))
+    if not 1 <= len(hosts) <= MAX_COUNT:
+        what = f"{len(hosts)} hosts" if hosts else "it names no host"
+        raise UsageError(f"--on hosts:{path}: {what}", f"from 1 to {MAX_COUNT}, one a line")
+    try:
+        listed_hosts(in_the_job(hosts), path)
+    except ConfigError as error:
+        problem = error.problems[0]
+        raise UsageError(f"--on hosts:{problem}", "name every host once") from None
+    return tuple(hosts)
+
+
+# what ssh would take for an option is no destination
+def _host(entry: str, index: int, where: str) -> Destination:
+    destination, equals, address = entry.partition("=")
+    if not _DESTINATION.fullmatch(destination) or (equals and not is_address(address)):
+        fix = "write node-a, me@node-a, or node-a=10.0.0.7 for the address that other hosts use"
+        raise UsageError(f"{where}: {short(entry)} is no destination of ssh", fix)
+    name = destination.rpartition("@")[2]
+    if is_address(name):
+        address, name = address or name, f"node-{index}" if ":" in name else name
+    return Destination(destination, name, address)
+
+
+def in_the_job(hosts: Sequence[Destination]) -> str:
+    """The list as MUSTER_HOSTS has it."""
+    return ",".join(f"{one.name}={one.address}" if one.address else one.name for one in hosts)
+
+
+def ssh(host: Destination, settings: Mapping[str, str]) -> list[str]:
+    """The client up to the host: no terminal, no question. `settings` as --set gave them."""
+    words = ["ssh", "-T", "-o", "BatchMode=yes"]
+    for name, value in settings.items():
+        if name == CONFIG:
+            words += ["-F", value]
+        elif name != FOLDER:
+            words += ["-o", f"{name}={value}"]
+    return [*words, "--", host.destination]
+
+
+def attended(python: str) -> str:
+    """What the host's login shell is to run, whichever that is; so it is one word for `sh`.
+
+    The Python of this machine may not be there, and then it is the `muster` on the PATH of a login:
+    a command by ssh has a shorter one, without what ~/.profile adds.
+    """
+    if python != sys.executable:
+        return shlex.join([python, "-m", "muster", "run", "--attended"])
+    here = shlex.quote(python)
+    login = "exec sh -lc 'exec muster run --attended'"
+    script = f"if [ -x {here} ]; then exec {here} -m muster run --attended; fi; {login}"
+    return shlex.join(["exec", "sh", "-c", script])
