@@ -46,7 +46,7 @@ def add_arguments(parser: Parser) -> None:
         name: fix for name, fix in FOREIGN.items() if fix != "the number of hosts is --hosts"
     }
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
-    add_job_options(parser, instance_type="")
+    add_job_options(parser, instance_type="", folder="/opt/ml, if it can be written")
     add_engine_options(parser)
     parser.add_argument(
         "--attended",

@@ -10,6 +10,7 @@ from muster.local.backends.choice import NAMES
 from muster.local.backends.docker import options
 from muster.local.request import MAX_HOSTS, Request, read_request
 
+NEW_FOLDER = "muster-runs/TIME-SCRIPT"
 LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
 _RANKS = "the number of ranks on each host is --processes-per-host"
@@ -120,8 +121,8 @@ def add_options(parser: Parser) -> None:
     options.add_arguments(parser)
 
 
-def add_job_options(parser: Parser, instance_type: str = "local") -> None:
-    """Declares what describes a job and makes no hosts."""
+def add_job_options(parser: Parser, instance_type: str = "local", folder: str = NEW_FOLDER) -> None:
+    """Declares what describes a job and makes no hosts. `folder`: where the run lies by itself."""
     add = parser.add_argument
     add(
         *("-m", "--module"),
@@ -143,7 +144,6 @@ def add_job_options(parser: Parser, instance_type: str = "local") -> None:
         default=instance_type,
         help=f"what the hosts are called ({instance_type or 'the name of the engine'})",
     )
-    folder = "muster-runs/TIME-SCRIPT" if instance_type else "/opt/ml, if it can be written"
     add("--output", metavar="DIR", help=f"run folder ({folder})")
     add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")
     add("--verbose", action="store_true", help="show INFO of train, and what launchers say")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from muster.arguments import Parser, UsageError, seconds, tell, whole_number
 from muster.contract.engines.values import MAX_COUNT
-from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, read_job
+from muster.local.command import FOREIGN, NEW_FOLDER, SCRIPT_HELP, add_job_options, read_job
 from muster.local.paths import shown
 from muster.local.request import Request, parse_pairs
 from muster.submit.arguments import code_elsewhere
@@ -26,6 +26,8 @@ EXAMPLES = """\
 examples:
   muster submit train.py --on slurm --hosts 8 --distribution torch_distributed --follow
   muster submit train.py --on slurm --hosts 2 --set partition=gpu --set gpus-per-node=8 --dry-run
+  muster submit train.py --on kubernetes --hosts 2 --image registry/image:1
+  muster submit train.py --on hosts:nodes.txt
   muster submit --status muster-runs/20261129-101500-train
 
 It writes the engine's own file, gives it to the engine's own client, and keeps nothing but the run
@@ -39,6 +41,7 @@ TARGETS = {
     "hosts": "muster.submit.hosts.target",
 }
 FILE_ENGINE = "hosts"
+_SPELT = [name if name != FILE_ENGINE else f"{name}:FILE" for name in TARGETS]
 OWN_FILES = ("kubernetes", "batch")  # their hosts see no folder of this machine
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
@@ -50,9 +53,9 @@ def add_arguments(parser: Parser) -> None:
     parser.description = EXAMPLES
     parser.foreign = FOREIGN
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
-    add_job_options(parser, instance_type="")
+    add_job_options(parser, instance_type="", folder=NEW_FOLDER)
     add = parser.add_argument
-    add("--on", metavar="ENGINE", help="where the job runs: slurm, hosts:FILE")
+    add("--on", metavar="ENGINE", help=f"where the job runs: {listed(_SPELT)}")
     add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
     add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
     add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
