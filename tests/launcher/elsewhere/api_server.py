@@ -84,6 +84,11 @@ class Cluster:
         items = [one for (kind, _), one in self.kept.items() if kind == plural]
         for key, value in wanted:
             items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
+        for one in query.get("fieldSelector", [""])[0].split(","):
+            key, _, value = one.partition("=")
+            *above, last = key.split(".")
+            for name in above:
+                items = [it for it in items if it[name][last] == value]
         return 200, {"kind": "List", "apiVersion": version, "metadata": {}, "items": items}
 
 
