@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 class Cluster:
     """`kept`: (plural, name) -> object. `refusals`: (plural, dry run) -> (status, words). `logs`:
-    of a pod, by its name."""
+    of a pod, by its name. `warning`: that goes with every object that is made."""
 
     def __init__(self, address: str, kubeconfig: Path) -> None:
         self.address, self.kubeconfig = address, kubeconfig
@@ -39,6 +39,7 @@ class Cluster:
         self.kept: dict[tuple[str, str], dict[str, Any]] = {}
         self.refusals: dict[tuple[str, bool], tuple[int, str]] = {}
         self.logs: dict[str, str] = {}
+        self.warning = ""
 
     def made(self) -> list[str]:
         return sorted(f"{plural}/{name}" for plural, name in self.kept)
@@ -112,6 +113,8 @@ def api_server(folder: Path) -> Iterator[Cluster]:
             text = (found if isinstance(found, str) else json.dumps(found)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            if cluster.warning and self.command == "POST":
+                self.send_header("Warning", f'299 - "{cluster.warning}"')
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

@@ -105,6 +105,18 @@ def test_a_hook_that_knows_no_dry_run_does_not_stand_in_the_way(cluster: Cluster
     submitted(cluster)
 
 
+def test_warnings_of_the_cluster_are_passed_on(cluster: Cluster) -> None:
+    """Once, and not in place of what went wrong."""
+    cluster.warning = 'would violate PodSecurity \\"restricted:latest\\"'
+    words = ("--on", "kubernetes", "--image", "train:1", "--output", "run")
+    cluster.refusals["jobs", True] = (403, "jobs.batch is forbidden")
+    said = asked(cluster, *words)
+    assert said.code == 2 and "jobs.batch is forbidden" in said.err, said.err
+    del cluster.refusals["jobs", True]
+    said = asked(cluster, *words)
+    assert said.code == 0 and said.err.count("would violate PodSecurity") == 1, said.err
+
+
 def test_an_old_cluster_is_told_apart(cluster: Cluster) -> None:
     words = 'strict decoding error: unknown field "spec.podFailurePolicy"'
     cluster.refusals["jobs", True] = (400, words)

@@ -38,6 +38,7 @@ __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"
 _BEGIN = "---\n"  # of a document
 INDEX = "batch.kubernetes.io/job-completion-index"
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)
+_WARNING = "Warning: "  # of the cluster, which kubectl prints before what went wrong
 _CONTAINERS = ("muster", "node")  # ours; others are what a cluster puts beside it
 # of a job that its failure policy ended; it is still there when the pod is gone with its node
 _ENDED_BY = re.compile(r"failed with exit code (\d+) matching FailJob rule")
@@ -249,7 +250,11 @@ def _try(create: list[str], document: str) -> None:
     """Raises UsageError, in the cluster's words, for what it would not take; then nothing of it is
     there."""
     code, out, err = client.outcome([*create, "--dry-run=server", "-o", "name"], document)
-    said = client.in_a_sentence(err or out)
+    lines = err.splitlines()
+    for line in [line for line in lines if line.startswith(_WARNING)]:  # of a policy on pods
+        tell(f"muster submit: kubectl create: {client.in_a_sentence(line)}\n")
+    rest = "\n".join(line for line in lines if not line.startswith(_WARNING))
+    said = client.in_a_sentence(rest or out)
     if code and "does not support dry run" not in said:  # a hook of the cluster
         old = "podFailurePolicy" in err
         fix = "before Kubernetes 1.26: --retries 0 --set spec.podFailurePolicy=null" if old else ""
