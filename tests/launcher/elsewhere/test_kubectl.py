@@ -298,7 +298,8 @@ def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.M
         kubernetes.inside(kept)
     name = pod(cluster, job, 0, "Running")
     where = ["--context=test", "--namespace=team"]
-    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, name, "--", "muster"]
+    into = [name, "--container=muster", "--", "muster"]
+    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, *into]
 
 
 def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:

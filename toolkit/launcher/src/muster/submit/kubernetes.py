@@ -39,7 +39,6 @@ _BEGIN = "---\n"  # of a document
 INDEX = "batch.kubernetes.io/job-completion-index"
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)
 _WARNING = "Warning: "  # of the cluster, which kubectl prints before what went wrong
-_CONTAINERS = ("muster", "node")  # ours; others are what a cluster puts beside it
 # of a job that its failure policy ended; it is still there when the pod is gone with its node
 _ENDED_BY = re.compile(r"failed with exit code (\d+) matching FailJob rule")
 _FOUND = '{.kind}{" "}{.metadata.namespace}{" "}{.metadata.uid}{" "}{.apiVersion}{"\\n"}'
@@ -138,7 +137,7 @@ def state(job: Submitted) -> State:
     for name in _FAILED:
         if name in conditions:
             ended = _ENDED_BY.search(str(conditions[name].get("message", "")))
-            code = int(ended[1]) if ended else exit_code(pods)
+            code = int(ended[1]) if ended else exit_code(pods, _container(job))
             why = str(conditions[name].get("reason", ""))
             return State(STOPPED if code == STOPPED_CODE else FAILED, code, why)
     if jobs[0]["metadata"].get("deletionTimestamp"):
@@ -153,7 +152,7 @@ def state(job: Submitted) -> State:
 STOPPED_CODE = 143
 
 
-def exit_code(pods: list[dict[str, Any]]) -> int | None:
+def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:
     """The first that a retry does not help, since it ends the job, else the last one.
 
     Not 137 while there is another: pods that are still there at the end of their grace period get
@@ -163,7 +162,7 @@ def exit_code(pods: list[dict[str, Any]]) -> int | None:
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", []):
             ended = one.get("state", {}).get("terminated")
-            if ended and ended.get("exitCode") and one.get("name") in _CONTAINERS:
+            if ended and ended.get("exitCode") and one.get("name") == container:
                 ends.append((str(ended.get("finishedAt", "")), int(ended["exitCode"])))
     ends.sort()
     final = [code for _, code in ends if code not in AGAIN and code != 128 + 9]
@@ -216,7 +215,7 @@ def cancel(job: Submitted) -> None:
 def output(job: Submitted) -> Output:
     """The logs of all pods, line by line."""
     pods = [*_kubectl(job, "get"), "pods", "-l", f"{INSTANCE}={job.job_id}", "-o", "json"]
-    return PodLogs(pods, [*_kubectl(job, "logs"), "--follow"])
+    return PodLogs(pods, [*_kubectl(job, "logs"), f"--container={_container(job)}", "--follow"])
 
 
 def inside(job: Submitted) -> list[str]:
@@ -225,10 +224,16 @@ def inside(job: Submitted) -> list[str]:
         about = pod["metadata"]
         first = about.get("annotations", {}).get(INDEX) == "0"
         if first and pod.get("status", {}).get("phase") == "Running":
-            return [*_kubectl(job, "exec"), about["name"], "--", "muster"]
+            into = [about["name"], f"--container={_container(job)}"]
+            return [*_kubectl(job, "exec"), *into, "--", "muster"]
     raise UsageError(
         f"no pod of {job.job_id} with index 0 runs", f"muster submit --status {job.run}"
     )
+
+
+def _container(job: Submitted) -> str:
+    """Ours, beside which a cluster may put others. A TrainJob has its runtime's."""
+    return "node" if job.where["kind"] == "trainjob" else "muster"
 
 
 def _kubectl(job: Submitted, verb: str) -> list[str]:
