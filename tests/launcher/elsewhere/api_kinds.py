@@ -5,7 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 GROUPS = {
-    "v1": {"Secret": "secrets", "ConfigMap": "configmaps", "Service": "services", "Pod": "pods"},
+    "v1": {
+        "Secret": "secrets",
+        "ConfigMap": "configmaps",
+        "Service": "services",
+        "Pod": "pods",
+        "Event": "events",
+    },
     "batch/v1": {"Job": "jobs"},
     "jobset.x-k8s.io/v1alpha2": {"JobSet": "jobsets"},
     "trainer.kubeflow.org/v1alpha1": {"TrainJob": "trainjobs"},

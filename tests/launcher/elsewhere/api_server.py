@@ -31,7 +31,7 @@ class Asked(NamedTuple):
 
 class Cluster:
     """`kept`: (plural, name) -> object. `refusals`: (plural, dry run) -> (status, words). `logs`:
-    of a pod, by its name."""
+    of a pod, by its name. `warning`: that goes with every object that is made."""
 
     def __init__(self, address: str, kubeconfig: Path) -> None:
         self.address, self.kubeconfig = address, kubeconfig
@@ -39,6 +39,7 @@ class Cluster:
         self.kept: dict[tuple[str, str], dict[str, Any]] = {}
         self.refusals: dict[tuple[str, bool], tuple[int, str]] = {}
         self.logs: dict[str, str] = {}
+        self.warning = ""
 
     def made(self) -> list[str]:
         return sorted(f"{plural}/{name}" for plural, name in self.kept)
@@ -84,6 +85,11 @@ class Cluster:
         items = [one for (kind, _), one in self.kept.items() if kind == plural]
         for key, value in wanted:
             items = [one for one in items if one["metadata"].get("labels", {}).get(key) == value]
+        for one in query.get("fieldSelector", [""])[0].split(","):
+            key, _, value = one.partition("=")
+            *above, last = key.split(".")
+            for name in above:
+                items = [it for it in items if it[name][last] == value]
         return 200, {"kind": "List", "apiVersion": version, "metadata": {}, "items": items}
 
 
@@ -107,6 +113,8 @@ def api_server(folder: Path) -> Iterator[Cluster]:
             text = (found if isinstance(found, str) else json.dumps(found)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
+            if cluster.warning and self.command == "POST":
+                self.send_header("Warning", f'299 - "{cluster.warning}"')
             self.send_header("Content-Length", str(len(text)))
             self.end_headers()
             self.wfile.write(text)

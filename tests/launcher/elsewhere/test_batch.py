@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 import urllib.request
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -208,6 +210,47 @@ def test_the_state_is_the_main_nodes(
     assert (found.word, found.code) == expected
 
 
+def test_the_reason_of_a_failure_is_the_main_nodes() -> None:
+    told = {"status": "FAILED", "statusReason": "Essential container in task exited"}
+    found = {"j": told, "j#0": {"container": {"reason": "CannotPullContainerError: no such image"}}}
+    assert batch.judged(found, "j", "j#0").why == "CannotPullContainerError: no such image"
+    assert batch.judged({"j": told}, "j", "j#0").why == "Essential container in task exited"
+
+
+def test_a_job_is_asked_for_once(tmp_path: Path) -> None:
+    """An answer that is lost says nothing of the job: a second try would make a second one."""
+    asked: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            name = self.path.rpartition("/")[2]
+            asked.append(name)
+            made = {"jobDefinitionArn": "arn:d", "jobDefinitionName": "d", "revision": 1}
+            text = json.dumps({} if name == "submitjob" else made).encode()
+            self.send_response(500 if name == "submitjob" else 200)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *words: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
+    thread.start()
+    try:
+        url = f"http://127.0.0.1:{server.server_port}"
+        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+        around = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-west-2", **keys}
+        said = submit(tmp_path, *WORDS, environ=around)
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+    assert said.code == 2, said.err
+    assert asked == ["registerjobdefinition", "submitjob", "deregisterjobdefinition"]
+
+
 @pytest.mark.parametrize(
     ("words", "what"),
     [
@@ -220,6 +263,9 @@ def test_the_state_is_the_main_nodes(
         (("--retries", "10"), "at most 10 times"),
         (("--channel", "a=pvc:c"), "no folder of a node's container"),
         (("--kind", "array"), "one kind of job"),
+        (("--env", f"A={'x' * 8192}"), "8192 characters"),
+        (("--set", 'container.environment[0]={"name":"A"}'), "container.environment[2]"),
+        (("--set", "container.resourceRequirements[0].type=GPU"), "resourceRequirements[2]"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, words: tuple[str, ...], what: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,8 +15,10 @@ import pytest
 
 from muster.arguments import UsageError
 from muster.submit import folder, kubernetes
+from muster.submit.kubernetes_logs import PodLogs
 from tests.launcher.elsewhere.api_server import NAMESPACE, Cluster, api_server
 from tests.launcher.elsewhere.submitting import Said, submit
+from tests.support.waiting import wait_until
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -102,6 +105,18 @@ def test_a_hook_that_knows_no_dry_run_does_not_stand_in_the_way(cluster: Cluster
     submitted(cluster)
 
 
+def test_warnings_of_the_cluster_are_passed_on(cluster: Cluster) -> None:
+    """Once, and not in place of what went wrong."""
+    cluster.warning = 'would violate PodSecurity \\"restricted:latest\\"'
+    words = ("--on", "kubernetes", "--image", "train:1", "--output", "run")
+    cluster.refusals["jobs", True] = (403, "jobs.batch is forbidden")
+    said = asked(cluster, *words)
+    assert said.code == 2 and "jobs.batch is forbidden" in said.err, said.err
+    del cluster.refusals["jobs", True]
+    said = asked(cluster, *words)
+    assert said.code == 0 and said.err.count("would violate PodSecurity") == 1, said.err
+
+
 def test_an_old_cluster_is_told_apart(cluster: Cluster) -> None:
     words = 'strict decoding error: unknown field "spec.podFailurePolicy"'
     cluster.refusals["jobs", True] = (400, words)
@@ -132,6 +147,120 @@ def test_the_state_is_the_jobs_and_the_code_the_pods(cluster: Cluster) -> None:
     done = {"type": "Complete", "status": "True"}
     cluster.kept["jobs", job]["status"] = {"conditions": [done]}
     assert state() == "succeeded"
+
+
+def said(cluster: Cluster) -> str:
+    return asked(cluster, "--status", "run").out.partition(": ")[2].strip()
+
+
+def test_what_is_in_the_way_of_pods_is_said(cluster: Cluster) -> None:
+    """Of pods that the cluster does not let be, of one that waits beside one that runs, and of one
+    whose status says nothing."""
+    job = submitted(cluster)
+
+    def event(kind: str, name: str, reason: str, message: str) -> None:
+        about = {"kind": kind, "name": name}
+        made = {"apiVersion": "v1", "kind": "Event", "metadata": {"name": reason}}
+        made |= {"involvedObject": about, "type": "Warning", "reason": reason, "message": message}
+        cluster.kept["events", reason] = made
+
+    event("Job", job, "FailedCreate", "exceeded quota: gpus")
+    event("Job", "another", "Other", "of another job")
+    assert said(cluster) == "queued (FailedCreate exceeded quota: gpus)"
+    name = pod(cluster, job, 1, "Pending")
+    waits = {"name": "muster", "state": {"waiting": {"reason": "ContainerCreating"}}}
+    ready = {"type": "Ready", "status": "False", "reason": "NotReady", "message": "not ready"}
+    cluster.kept["pods", name]["status"] |= {"containerStatuses": [waits], "conditions": [ready]}
+    assert said(cluster) == "queued (ContainerCreating)"
+    event("Pod", name, "FailedMount", "no such claim")
+    assert said(cluster) == "queued (FailedMount no such claim)"
+    pod(cluster, job, 0, "Running")
+    scheduled = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable"}
+    scheduled["message"] = "0/3 nodes are available"
+    cluster.kept["pods", name]["status"] = {"phase": "Pending", "conditions": [scheduled]}
+    assert said(cluster) == "running (Unschedulable 0/3 nodes are available)"
+
+
+def test_the_code_is_the_jobs_when_its_pod_is_gone(cluster: Cluster) -> None:
+    """As with the node that it was on; and whatever another container of a pod ended with."""
+    job = submitted(cluster)
+    name = pod(cluster, job, 1, "Failed", 143)
+    beside = {"name": "proxy", "state": {"terminated": {"exitCode": 3, "finishedAt": "2026"}}}
+    cluster.kept["pods", name]["status"]["containerStatuses"].append(beside)
+    failed = {"type": "Failed", "status": "True", "reason": "BackoffLimitExceeded"}
+    cluster.kept["jobs", job]["status"] = {"conditions": [failed]}
+    assert said(cluster) == "stopped, exit code 143 (BackoffLimitExceeded)"
+    failed["reason"] = "PodFailurePolicy"
+    failed["message"] = (
+        f"Container muster for pod team/{job}-0-x failed with exit code 137 "
+        "matching FailJob rule at index 1"
+    )
+    assert said(cluster) == "failed, exit code 137 (PodFailurePolicy)"
+
+
+def test_a_job_that_cannot_be_kept_does_not_run(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the person stops waiting, or the disk is full: nobody would find it again."""
+    from muster.arguments import Parser
+    from muster.submit import command
+
+    folder_of_run = cluster.kubeconfig.parent
+    script = folder_of_run / "train.py"
+    script.write_text("")
+    monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig))
+    monkeypatch.chdir(folder_of_run)
+    parser = Parser("")
+    command.add_arguments(parser)
+    args = parser.parse_args([str(script), "--on", "kubernetes", "--image", "train:1"])
+    args.command_line = args.script_arguments = ()
+
+    def stopped(*words: object) -> None:
+        assert cluster.made()
+        raise KeyboardInterrupt
+
+    for module, name in ((kubernetes, "_own"), (folder, "keep")):
+        with monkeypatch.context() as patched:
+            patched.setattr(module, name, stopped)
+            with pytest.raises(KeyboardInterrupt):
+                command.run(args)
+        assert cluster.made() == []
+
+
+def test_a_log_that_is_cut_off_goes_on(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """With what came since, and without losing the whole of one that could not be had at first."""
+    pods = {"items": [{"metadata": {"name": "a"}, "status": {"phase": "Running"}}]}
+    (tmp_path / "pods").write_text(json.dumps(pods))
+    logs = tmp_path / "logs"
+    logs.write_text(
+        f"""#!/bin/sh
+cd {tmp_path}
+echo "$*" >> asked
+case $(wc -l < asked) in
+1) exit 1 ;;
+2) echo first; exit 1 ;;
+*) echo last ;;
+esac
+"""
+    )
+    logs.chmod(0o755)
+    shown = PodLogs(["cat", str(tmp_path / "pods")], [str(logs)])
+
+    def asked_for() -> list[str]:
+        shown.more()
+        path = tmp_path / "asked"
+        return path.read_text().splitlines() if path.exists() else []
+
+    try:
+        wait_until(lambda: len(asked_for()) == 3, 30)
+        shown.rest()
+    finally:
+        shown.close()
+    first, again, since = asked_for()
+    assert (first, again) == ("a", "a") and re.fullmatch(r"--since=[1-9]s a", since)
+    assert capfdbinary.readouterr().out == b"first\nlast\n"
 
 
 def test_following_shows_all_pods_and_ends_with_the_jobs_code(cluster: Cluster) -> None:
@@ -169,7 +298,8 @@ def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.M
         kubernetes.inside(kept)
     name = pod(cluster, job, 0, "Running")
     where = ["--context=test", "--namespace=team"]
-    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, name, "--", "muster"]
+    into = [name, "--container=muster", "--", "muster"]
+    assert kubernetes.inside(kept) == ["kubectl", "exec", *where, *into]
 
 
 def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:

@@ -126,6 +126,23 @@ def test_too_much_code_is_refused_before_anything_is_made(tmp_path: Path) -> Non
         (("--set", "pod.restartPolicy.x=1"), "would be in a value", ""),
         (("--set", "container.image=x"), "muster decides it", "use --image"),
         (("--set", "spec.completions=4"), "muster decides it", "--hosts N"),
+        (("--set", "pod.volumes[0].name=x"), "own muster out of pod.volumes", "pod.volumes[3]"),
+        (
+            ("--set", 'container.env[1]={"name":"A"}'),
+            "MUSTER_HOST_COUNT out of",
+            "container.env[5]",
+        ),
+        (("--set", "container.volumeMounts[0]=null"), "/etc/muster out of", "volumeMounts[3]"),
+        (
+            ("--set", 'metadata.labels={"team":"a"}'),
+            "own app.kubernetes.io",
+            "metadata.labels[NAME]",
+        ),
+        (
+            ("--set", 'spec.template.metadata.labels={"a":"b"}'),
+            "own app.kubernetes.io",
+            "labels[NAME]",
+        ),
         (("--channel", "a=data"), "no folder in a pod", "pvc:CLAIM"),
         (("--channel", "a=pvc:c/../../x"), "no folder in a pod", "pvc:CLAIM"),
         (("--checkpoint", "pvc:C"), "no folder in a pod", "pvc:CLAIM"),
@@ -145,4 +162,25 @@ def test_names_of_pods_are_labels_of_dns(tmp_path: Path, kind: str) -> None:
     words = ("--name", "a" * 50, "--hosts", "100000", "--kind", kind)
     name = printed(tmp_path, *words)[-1]["metadata"]["name"]
     middle = {"job": "", "jobset": "-hosts-0", "trainjob": "-node-0"}[kind]
-    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", f"{name}{middle}-99999")
+    whole = "" if kind == "job" else "-abcde"  # which JobSet measures
+    assert re.fullmatch(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?", f"{name}{middle}-99999{whole}")
+
+
+@pytest.mark.parametrize("kind", ["job", "jobset", "trainjob"])
+def test_settings_may_add_to_what_is_made(tmp_path: Path, kind: str) -> None:
+    """Behind muster's own entries, and change these."""
+    words = ("--set", "pod.volumes[1].emptyDir.sizeLimit=8Gi", "--set", "pod.volumes[3].name=x")
+    words += ("--set", "metadata.labels.team=a", "--set", "container.volumeMounts[3].name=x")
+    main = printed(tmp_path, "--kind", kind, *words)[-1]
+    assert main["metadata"]["labels"]["team"] == "a" and '"8Gi"' in json.dumps(main)
+
+
+def test_pods_with_their_nodes_network_ask_the_clusters_name_server(tmp_path: Path) -> None:
+    """The node's knows no name of the service."""
+
+    def policy(*words: str) -> object:
+        made = printed(tmp_path, "--set", "pod.hostNetwork=true", *words)
+        return of_kind(made, "Job")["spec"]["template"]["spec"]["dnsPolicy"]
+
+    assert policy() == "ClusterFirstWithHostNet"
+    assert policy("--set", "pod.dnsPolicy=None") == "None"

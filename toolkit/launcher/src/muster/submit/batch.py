@@ -80,7 +80,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
 
 
 def state(job: Submitted) -> State:
-    """What Batch says; the exit code is the main node's."""
+    """What Batch says; the exit code is the main node's, and so is the reason of a failure."""
     asked = [job.job_id, _node(job, 0)]
     found = _answer(_client("batch", job), "describe_jobs", jobs=asked)["jobs"]
     return judged({one["jobId"]: one for one in found}, job.job_id, _node(job, 0))
@@ -97,6 +97,8 @@ def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> State:
         return State(word, 0)
     if word != FAILED:
         return State(word, None, why)
+    reason = found.get(main, {}).get("container", {}).get("reason")  # no image, no memory
+    why = client.in_a_sentence(reason) if reason else why
     code = _exit_code(found.get(main, {}))
     code = _exit_code(told) if code is None else code
     ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_CODE
@@ -184,7 +186,8 @@ def _node(job: Submitted, index: int) -> str:
 
 
 def _client(service: str, job: Submitted | None = None) -> Any:
-    """Raises UsageError without boto3, or without a region."""
+    """Raises UsageError without boto3, or without a region. `job`: that is there. What makes one is
+    asked once: a second try, after an answer that was lost, would make two of it."""
     try:
         import boto3
         from botocore.config import Config
@@ -194,7 +197,9 @@ def _client(service: str, job: Submitted | None = None) -> Any:
         raise UsageError("AWS Batch is asked by boto3, which is not installed here", fix) from None
     region = job.where.get("region") if job is not None else None
     limits = Config(
-        connect_timeout=10, read_timeout=15, retries={"total_max_attempts": 2, "mode": "standard"}
+        connect_timeout=10,
+        read_timeout=15,
+        retries={"total_max_attempts": 1 if job is None else 2, "mode": "standard"},
     )
     try:
         return boto3.client(service, region_name=region, config=limits)

@@ -6,19 +6,27 @@ for the job's, and ends the others when it ends.
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from muster.arguments import UsageError
 from muster.contract.engines.batch import STOP_S
 from muster.submit.arguments import code_elsewhere, run_arguments
-from muster.submit.manifest_paths import Roots, change
+from muster.submit.manifest_paths import Roots, change_all
 from muster.submit.values import AGAIN, Submission
 from muster.types.values import NamedTuple
 
 SECRET = "MUSTER_JOB_SECRET"
 MAX_HOSTS, MAX_ATTEMPTS = 1000, 10
+MAX_OVERRIDES = 8192  # characters, as ECS counts what a task is told besides its definition
 _NEEDED = {"queue": "the job queue", "vcpus": "of each node", "memory": "MiB of each node"}
 _OWN = (*_NEEDED, "gpus", "secret")
+# of what is made, what a job cannot do without: see `change_all`
+_KEPT = {
+    "container.environment": "name",
+    "container.secrets": "name",
+    "container.resourceRequirements": "type",
+}
 _DECIDED = {
     "container.image": "use --image",
     "container.command": "leave it out",
@@ -71,6 +79,12 @@ def check(job: Submission) -> None:
         if not folder.startswith("/"):
             fix = "mount it by --set container.volumes and container.mountPoints, and name it here"
             raise UsageError(f"{option}: {folder!r} is no folder of a node's container", fix)
+    told = pairs({**job.request.environ, SECRET: "0" * 64})
+    if len(json.dumps(told, separators=(",", ":"))) > MAX_OVERRIDES:
+        raise UsageError(
+            f"--env: names and values are more than the {MAX_OVERRIDES} characters that ECS takes",
+            "have large ones in the image, in a file or in Secrets Manager (container.secrets)",
+        )
     requests(job)
 
 
@@ -108,9 +122,8 @@ def requests(job: Submission) -> Requests:
     asked: dict[str, Any] = {"jobName": job.name, "jobQueue": settings["queue"]}
     roots: Roots = {"definition": {"definition": definition}, "job": {"job": asked}}
     roots["container"] = {"container": container}
-    for path, value in settings.items():
-        if path not in _OWN:
-            change(roots, path, value)
+    changes = {path: value for path, value in settings.items() if path not in _OWN}
+    change_all(roots, changes, _KEPT)
     return Requests(definition, asked)
 
 

@@ -168,8 +168,13 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     except BaseException:
         runfolder.discard(made)
         raise
-    if submitted.code is None:  # else it is kept already
-        folder.keep(submitted)
+    try:
+        if submitted.code is None:  # else it is kept already
+            folder.keep(submitted)
+    except BaseException:  # nobody would find the job again
+        tell(f"muster submit: {submitted.engine} job {submitted.job_id} is cancelled\n")
+        target.cancel(submitted)
+        raise
     os.close(made.lock)
     return submitted
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import tempfile
 from typing import Any
 
@@ -16,7 +17,7 @@ from muster.local import preparation
 from muster.local.record.layout import KUBERNETES_OBJECTS
 from muster.submit import client, folder, kubernetes_job
 from muster.submit.arguments import code_elsewhere
-from muster.submit.kubernetes_job import INSTANCE, KINDS
+from muster.submit.kubernetes_job import INSTANCE, KINDS, inner_name
 from muster.submit.kubernetes_logs import PodLogs
 from muster.submit.values import (
     AGAIN,
@@ -37,6 +38,9 @@ __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"
 _BEGIN = "---\n"  # of a document
 INDEX = "batch.kubernetes.io/job-completion-index"
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)
+_WARNING = "Warning: "  # of the cluster, which kubectl prints before what went wrong
+# of a job that its failure policy ended; it is still there when the pod is gone with its node
+_ENDED_BY = re.compile(r"failed with exit code (\d+) matching FailJob rule")
 _FOUND = '{.kind}{" "}{.metadata.namespace}{" "}{.metadata.uid}{" "}{.apiVersion}{"\\n"}'
 
 
@@ -106,14 +110,14 @@ def hand_over(job: Submission, text: str) -> Submitted:
         made = client.answer([*create, "-o", f"jsonpath={_FOUND}"], whole)
         rows = [line.split() for line in made.splitlines()]
         _, space, uid, version = next(row for row in rows if row and row[0] == main["kind"])
+        submitted = submitted._replace(where={**where, "namespace": space})
+        owner = {"apiVersion": version, "kind": main["kind"], "name": name, "uid": uid}
+        _own(submitted, [one["kind"] for one in objects[:-1]], owner)
     except BaseException as error:
         _quietly(_deletion(submitted))
         if isinstance(error, (StopIteration, ValueError)):
             raise UsageError(f"kubectl create: it made no {main['kind']}") from None
         raise
-    submitted = submitted._replace(where={**where, "namespace": space})
-    owner = {"apiVersion": version, "kind": main["kind"], "name": name, "uid": uid}
-    _own(submitted, [one["kind"] for one in objects[:-1]], owner)
     return submitted
 
 
@@ -132,7 +136,8 @@ def state(job: Submitted) -> State:
         return State(SUCCEEDED, 0)
     for name in _FAILED:
         if name in conditions:
-            code = exit_code(pods)
+            ended = _ENDED_BY.search(str(conditions[name].get("message", "")))
+            code = int(ended[1]) if ended else exit_code(pods, _container(job))
             why = str(conditions[name].get("reason", ""))
             return State(STOPPED if code == STOPPED_CODE else FAILED, code, why)
     if jobs[0]["metadata"].get("deletionTimestamp"):
@@ -140,14 +145,14 @@ def state(job: Submitted) -> State:
     if "Suspended" in conditions:
         return State(QUEUED, None, "Suspended")
     if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-        return State(RUNNING)
-    return State(QUEUED, None, _waits_for(pods))
+        return State(RUNNING, None, _waits_for(job, pods))
+    return State(QUEUED, None, _waits_for(job, pods))
 
 
 STOPPED_CODE = 143
 
 
-def exit_code(pods: list[dict[str, Any]]) -> int | None:
+def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:
     """The first that a retry does not help, since it ends the job, else the last one.
 
     Not 137 while there is another: pods that are still there at the end of their grace period get
@@ -157,25 +162,49 @@ def exit_code(pods: list[dict[str, Any]]) -> int | None:
     for pod in pods:
         for one in pod.get("status", {}).get("containerStatuses", []):
             ended = one.get("state", {}).get("terminated")
-            if ended and ended.get("exitCode"):
+            if ended and ended.get("exitCode") and one.get("name") == container:
                 ends.append((str(ended.get("finishedAt", "")), int(ended["exitCode"])))
     ends.sort()
     final = [code for _, code in ends if code not in AGAIN and code != 128 + 9]
     return final[0] if final else ends[-1][1] if ends else None
 
 
-def _waits_for(pods: list[dict[str, Any]]) -> str:
-    """Why the first pod that does not run does not."""
+def _waits_for(job: Submitted, pods: list[dict[str, Any]]) -> str:
+    """Why the first pod that is to run does not; of none at all, why there is none. Reasons without
+    a message, such as ContainerCreating, are the last choice."""
+    if not pods:
+        return _warned(job, "Job", inner_name(job.where["kind"], job.job_id))
+    plain = ""
     for pod in pods:
         status = pod.get("status", {})
-        for one in status.get("containerStatuses", []):
-            waits = one.get("state", {}).get("waiting", {})
-            if waits.get("reason"):
-                return client.in_a_sentence(f"{waits['reason']} {waits.get('message', '')}")
-        for one in status.get("conditions", []):
-            if one.get("status") == "False" and one.get("message"):
-                return client.in_a_sentence(f"{one.get('reason', '')} {one['message']}")
-    return ""
+        if status.get("phase") != "Pending":
+            continue
+        waits = [one.get("state", {}).get("waiting", {}) for one in _of_containers(status)]
+        waits += [one for one in status.get("conditions", []) if one.get("type") == "PodScheduled"]
+        for one in waits:
+            if one.get("reason") and one.get("message"):
+                return client.in_a_sentence(f"{one['reason']} {one['message']}")
+            plain = plain or str(one.get("reason") or "")
+        if warned := _warned(job, "Pod", pod["metadata"]["name"]):
+            return warned
+    return plain
+
+
+def _of_containers(status: dict[str, Any]) -> list[dict[str, Any]]:
+    return [*status.get("containerStatuses", []), *status.get("initContainerStatuses", [])]
+
+
+def _warned(job: Submitted, kind: str, name: str) -> str:
+    """The last warning about an object: of a quota, a policy or a mount no status tells. "" without
+    one, or without the right to see it."""
+    about = f"--field-selector=type=Warning,involvedObject.kind={kind},involvedObject.name={name}"
+    try:
+        code, out, _ = client.outcome([*_kubectl(job, "get"), "events", about, "-o", "json"])
+        found = [] if code else json.loads(out)["items"]
+        found.sort(key=lambda one: str(one.get("lastTimestamp") or one.get("eventTime") or ""))
+        return client.in_a_sentence(f"{found[-1]['reason']} {found[-1]['message']}")
+    except (UsageError, LookupError, ValueError, TypeError):
+        return ""
 
 
 def cancel(job: Submitted) -> None:
@@ -186,7 +215,7 @@ def cancel(job: Submitted) -> None:
 def output(job: Submitted) -> Output:
     """The logs of all pods, line by line."""
     pods = [*_kubectl(job, "get"), "pods", "-l", f"{INSTANCE}={job.job_id}", "-o", "json"]
-    return PodLogs(pods, [*_kubectl(job, "logs"), "--follow"])
+    return PodLogs(pods, [*_kubectl(job, "logs"), f"--container={_container(job)}", "--follow"])
 
 
 def inside(job: Submitted) -> list[str]:
@@ -195,10 +224,16 @@ def inside(job: Submitted) -> list[str]:
         about = pod["metadata"]
         first = about.get("annotations", {}).get(INDEX) == "0"
         if first and pod.get("status", {}).get("phase") == "Running":
-            return [*_kubectl(job, "exec"), about["name"], "--", "muster"]
+            into = [about["name"], f"--container={_container(job)}"]
+            return [*_kubectl(job, "exec"), *into, "--", "muster"]
     raise UsageError(
         f"no pod of {job.job_id} with index 0 runs", f"muster submit --status {job.run}"
     )
+
+
+def _container(job: Submitted) -> str:
+    """Ours, beside which a cluster may put others. A TrainJob has its runtime's."""
+    return "node" if job.where["kind"] == "trainjob" else "muster"
 
 
 def _kubectl(job: Submitted, verb: str) -> list[str]:
@@ -220,7 +255,11 @@ def _try(create: list[str], document: str) -> None:
     """Raises UsageError, in the cluster's words, for what it would not take; then nothing of it is
     there."""
     code, out, err = client.outcome([*create, "--dry-run=server", "-o", "name"], document)
-    said = client.in_a_sentence(err or out)
+    lines = err.splitlines()
+    for line in [line for line in lines if line.startswith(_WARNING)]:  # of a policy on pods
+        tell(f"muster submit: kubectl create: {client.in_a_sentence(line)}\n")
+    rest = "\n".join(line for line in lines if not line.startswith(_WARNING))
+    said = client.in_a_sentence(rest or out)
     if code and "does not support dry run" not in said:  # a hook of the cluster
         old = "podFailurePolicy" in err
         fix = "before Kubernetes 1.26: --retries 0 --set spec.podFailurePolicy=null" if old else ""

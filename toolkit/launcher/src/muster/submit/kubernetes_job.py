@@ -19,7 +19,7 @@ from muster.contract.engines.kubernetes import STOP_S
 from muster.local.record.layout import ENVIRON, SECRET  # the Secret has them by these names
 from muster.local.request import Request
 from muster.submit.arguments import code_elsewhere, run_arguments
-from muster.submit.manifest_paths import Roots, change
+from muster.submit.manifest_paths import Roots, change_all
 from muster.submit.values import AGAIN, Submission
 from muster.types.names import TYPED, did_you_mean, listed
 from muster.types.values import NamedTuple
@@ -47,6 +47,23 @@ _DECIDED = {
     **dict.fromkeys(("spec.completions", "spec.parallelism", "spec.trainer.numNodes"), "--hosts N"),
     **dict.fromkeys(("spec.completionMode", "container.command", "container.args"), "leave it out"),
     "pod.terminationGracePeriodSeconds": "use --grace SECONDS",
+}
+
+
+# of what is made, what a job cannot do without: see `change_all`
+_OWN = {
+    "metadata.labels": "",
+    "pod.containers": "name",
+    "pod.volumes": "name",
+    "container.env": "name",
+    "container.volumeMounts": "mountPath",
+    "spec.trainer.env": "name",
+}
+_INNER = "replicatedJobs[0].template.spec.template"
+_TEMPLATES = {  # of the pods
+    "job": "spec.template",
+    "jobset": f"spec.{_INNER}",
+    "trainjob": f"spec.runtimePatches[0].trainingRuntimeSpec.template.spec.{_INNER}",
 }
 
 
@@ -88,6 +105,8 @@ def object_name(job: Submission) -> str:
     for their names."""
     mark = hashlib.sha256(job.run.encode()).hexdigest()[:6]
     longest = _pod_name(job, "", job.request.hosts - 1).partition(".")[0]
+    if job.kind not in ("", "job"):
+        longest += "-abcde"  # JobSet measures a pod's whole name, not its host name
     room = _MAX_LABEL - len(longest) - len(mark) - 1
     return f"{job.name[:room].rstrip('-')}-{mark}"
 
@@ -120,8 +139,9 @@ def objects(job: Submission, code: bytes) -> list[dict[str, Any]]:
         one["metadata"] = {"name": name, "labels": dict(labels)}
     roots: Roots = {"metadata": main, "spec": main, "pod": {"pod": pod}}
     roots["container"] = {"container": container}
-    for path, value in job.settings.items():
-        change(roots, path, value)
+    change_all(roots, job.settings, {**_OWN, f"{_TEMPLATES[kind]}.metadata.labels": ""})
+    if pod.get("hostNetwork") is True:  # else names are asked of the node's servers
+        pod.setdefault("dnsPolicy", "ClusterFirstWithHostNet")
     if space := main["metadata"].get("namespace"):
         for one in made:
             one["metadata"]["namespace"] = space
@@ -141,10 +161,14 @@ def folder_of(text: str, option: str, at: str, readonly: bool = False) -> Mounte
     return Mounted(at, found["claim"], below, readonly)
 
 
+def inner_name(kind: str, name: str) -> str:
+    """Of the Indexed Job that makes the pods."""
+    return name + {"jobset": "-hosts-0", "trainjob": "-node-0"}.get(kind, "")
+
+
 def _pod_name(job: Submission, name: str, index: int) -> str:
     """As all pods of the job resolve it."""
-    middle = {"jobset": "-hosts-0", "trainjob": "-node-0"}.get(job.kind, "")
-    return f"{name}{middle}-{index}.{name}"
+    return f"{inner_name(job.kind, name)}-{index}.{name}"
 
 
 def _object(version: str, kind: str, **fields: object) -> dict[str, Any]:

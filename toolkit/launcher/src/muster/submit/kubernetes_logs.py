@@ -7,6 +7,7 @@ wait for a node, and none of a second attempt.
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -31,6 +32,7 @@ class PodLogs:
         self._asked = -EVERY_S
         self._text = b""  # of the answer, as far as it has come
         self._followed: list[_Followed] = []
+        self._cut_off: dict[str, float | None] = {}  # pod -> when it was last heard
 
     def more(self) -> None:
         """Passes on whole lines that are there; asks for new pods meanwhile."""
@@ -41,6 +43,8 @@ class PodLogs:
             self._asking = None
         for one in self._followed:
             one.more()
+            if one.ended and one.process.returncode:
+                self._cut_off[one.name] = one.heard
         self._followed = [one for one in self._followed if not one.ended]
 
     def rest(self) -> None:
@@ -83,24 +87,34 @@ class PodLogs:
         return True
 
     def _follow(self, name: str, phase: str) -> None:
+        """A log that was cut off, as by a server that restarts, goes on: rather with a line twice
+        than without one."""
+        if name in self._cut_off:
+            heard = self._cut_off.pop(name)
+            ago = [] if heard is None else [f"--since={math.ceil(time.monotonic() - heard) + 1}s"]
+            self._followed.append(_Followed(name, [*self._logs, *ago]))
         if name in self._known or phase in (None, "Pending"):
             return
         if len(self._known) == MOST:
             tell(f"muster submit: the output of the first {MOST} pods is shown\n")
         self._known.add(name)
         if len(self._known) <= MOST:
-            self._followed.append(_Followed(_started([*self._logs, name])))
+            self._followed.append(_Followed(name, self._logs))
 
 
 class _Followed:
-    """One pod's log."""
+    """One pod's log. `heard`: when something of it came; None before."""
 
-    def __init__(self, process: subprocess.Popen[bytes]) -> None:
-        self.process, self.ended, self._begun = process, False, b""
+    def __init__(self, name: str, logs: list[str]) -> None:
+        self.name, self.process = name, _started([*logs, name])
+        self.ended, self._begun = False, b""
+        self.heard: float | None = None
 
     def more(self) -> None:
         last = self.process.poll() is not None
-        data = self._begun + _read(self.process)
+        found = _read(self.process)
+        self.heard = time.monotonic() if found else self.heard
+        data = self._begun + found
         whole, end, self._begun = data.rpartition(b"\n")
         if last and self._begun:
             whole, end, self._begun = data, b"\n", b""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from muster.arguments import UsageError
@@ -37,6 +38,38 @@ def change(roots: Roots, path: str, text: str) -> None:
         following = parts[at + 1]
         place = _entered(place, part, path, [] if isinstance(following, int) else {})
     _put(place, parts[-1], _value(text), path)
+
+
+def change_all(roots: Roots, settings: Mapping[str, str], own: Mapping[str, str]) -> None:
+    """All of them in turn. `own`: where muster has entries that the job cannot do without -> the
+    field that tells them apart, "" for names with values.
+
+    Raises UsageError as `change` does, and for one that takes such an entry away, as an index does
+    that is one of ours.
+    """
+    made = {at: _entries(roots, at, field) for at, field in own.items()}
+    for path, text in settings.items():
+        change(roots, path, text)
+        for at, field in own.items():
+            for lost in made[at]:
+                if lost not in _entries(roots, at, field):
+                    free = len(made[at]) if field else "NAME"
+                    what = f"--set {path}: it takes muster's own {lost} out of {at}"
+                    raise UsageError(what, f"add yours as {at}[{free}]")
+
+
+def _entries(roots: Roots, at: str, field: str) -> list[str]:
+    place: Any = roots
+    for part in _parts(at):
+        inside = place.get(part) if isinstance(place, dict) and isinstance(part, str) else None
+        if isinstance(place, list) and isinstance(part, int) and part < len(place):
+            inside = place[part]
+        # the first name of a path is its root's and its object's
+        place = inside[part] if place is roots and isinstance(inside, dict) else inside
+    if isinstance(place, dict):
+        return [f"{name}={value}" for name, value in place.items()]
+    entries = place if isinstance(place, list) else []
+    return [str(one[field]) for one in entries if isinstance(one, dict) and field in one]
 
 
 def _parts(path: str) -> list[str | int]:
