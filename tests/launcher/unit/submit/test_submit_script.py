@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.arguments import UsageError
+from muster.commands.parser import main
 from muster.local.record.layout import BATCH_SCRIPT
 from muster.submit import slurm_script
 from muster.submit.values import Submission
@@ -127,6 +128,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         ({"settings": {"nodes": "2"}}, "muster decides it"),
         ({"settings": {"Partition": "x"}}, "no long option"),
         ({"settings": {"comment": "a\nb"}}, "more than one line"),
+        ({"run": "/shared/a\\b"}, "no backslash"),
+        ({"run": "/shared/a\nb"}, "no line break"),
         ({"kind": "pyxis"}, "says how an image is started"),
         ({"kind": "docker", "image": "x"}, "no way to start an image"),
     ],
@@ -134,6 +137,21 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
 def test_what_cannot_be_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         slurm_script.check(job(tmp_path, **more))
+
+
+def test_files_are_found_from_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "it.sif"):
+        Path(name).write_text("")
+    shown = []
+    for more in (["--python", "venv/bin/python"], ["--python", "python3"], ["--image", "it.sif"]):
+        assert main(["submit", "train.py", "--on", "slurm", "--dry-run", *more]) == 0
+        shown.append(capsys.readouterr().out)
+    assert f" {tmp_path}/venv/bin/python -m muster run " in shown[0]
+    assert " python3 -m muster run " in shown[1]
+    assert f" {tmp_path}/it.sif muster run " in shown[2]
 
 
 @pytest.mark.parametrize(

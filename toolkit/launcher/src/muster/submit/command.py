@@ -167,13 +167,23 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
         request=request,
         name=name,
         run=run,
-        python=args.python or sys.executable,
-        image=args.image or "",
+        python=_file(args.python or sys.executable),
+        image=_image(args.image or "", args.on),
         kind=args.kind,
         settings=parse_pairs("--set", texts),
         grace_s=args.grace,
         retries=args.retries,
     )
+
+
+def _file(path: str) -> str:
+    """As the job finds it, which starts in its run folder; a name alone is looked up on its PATH."""
+    return os.path.abspath(path) if os.path.dirname(path) else path
+
+
+def _image(name: str, engine: str) -> str:
+    """A file of an image is a path, too; most images are names that a registry knows."""
+    return os.path.abspath(name) if engine not in OWN_FILES and os.path.isfile(name) else name
 
 
 def label(text: str) -> str:

@@ -43,7 +43,7 @@ goes_on() { [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; }
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
-  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID.0"; fi
+  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
 }
 trap stop TERM
 
@@ -70,6 +70,11 @@ exit "$$code"
 
 def check(job: Submission) -> None:
     """Raises UsageError for options that sbatch cannot have, or that muster decides."""
+    if re.search(r"[\\\n\r]", job.run):  # at a backslash Slurm's names of files end or change
+        raise UsageError(
+            f"{job.run!r} cannot be a run folder at Slurm: no backslash and no line break",
+            "name another folder with --output",
+        )
     for name, value in job.settings.items():
         if name in _DECIDED:
             raise UsageError(f"--set {name}: muster decides it", _DECIDED[name])
@@ -106,7 +111,7 @@ def render(job: Submission) -> str:
         run=_in_shell([*step, "run", *arguments]),
         see=_in_shell(see),
         folder=shlex.quote(job.run),
-        stop=_in_shell([*beside(job, NUMBER), "stop", job.run]),
+        stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
     )
