@@ -29,7 +29,11 @@ if name == "squeue":
     print("RUNNING")
 if name == "srun" and "test" in sys.argv:
     sys.exit(int(os.environ.get("BLIND", "0")))
+if name == "scontrol":
+    sys.exit(int(os.environ.get("REFUSED", "0")))
 if name == "srun" and "run" in sys.argv:
+    run = sys.argv[sys.argv.index("--output") + 1]
+    open(os.path.join(run, "summary.json"), "w").close()
     sys.exit(int(os.environ["CODE"]))
 """
 
@@ -107,8 +111,29 @@ def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Pat
     summary = Path(made.run, "summary.json")
     summary.parent.mkdir()
     summary.write_text("{}")
-    run_it(tmp_path, made, 137)
+    run_it(tmp_path, made, 137, BLIND="1")
     assert not summary.exists()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_job_that_begins_again_keeps_its_folder_meanwhile(tmp_path: Path, refused: bool) -> None:
+    made = job(tmp_path, retries=2)
+    run_it(tmp_path, made, 102, REFUSED=f"{refused:d}")
+    assert Path(made.run, "summary.json").exists() == refused
+
+
+def test_a_job_that_the_engine_has_is_told_although_its_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nmkdir "$(dirname "$2")/submitted.json"; echo 4711\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "slurm job 4711, in run" in said and "cannot be written" in said, said
 
 
 def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: Path) -> None:

@@ -126,7 +126,6 @@ def _submit(args: argparse.Namespace) -> int:
         sys.stdout.write(target.render(job))
         return 0
     submitted = _hand_over(args, target, job)
-    tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
     if args.follow is None:
         return 0
     from muster.submit.follow import follow
@@ -147,7 +146,8 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     except BaseException:
         runfolder.discard(made)
         raise
-    folder.keep(submitted)
+    tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
+    folder.keep(submitted)  # may fail, and the engine has the job all the same
     os.close(made.lock)
     return submitted
 

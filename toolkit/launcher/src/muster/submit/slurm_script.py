@@ -47,7 +47,7 @@ stop() {  # the time limit is near, or another job needs the nodes: the ranks ge
 }
 trap stop TERM
 
-rm -f $summary  # of an earlier attempt
+rm -f $summary $earlier  # of an earlier attempt
 if ! $see; then
   echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
   exit 100
@@ -62,7 +62,8 @@ case $$code in
   *) again=0 ;;
 esac
 if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] && goes_on; then
-  scontrol requeue "$$SLURM_JOB_ID"
+  mv -f $summary $earlier 2>/dev/null  # a folder with an outcome is free for the next run
+  scontrol requeue "$$SLURM_JOB_ID" || mv -f $earlier $summary
 fi
 exit "$$code"
 """)
@@ -114,6 +115,7 @@ def render(job: Submission) -> str:
         stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
+        earlier=shlex.quote(os.path.join(job.run, f"{SUMMARY}.part")),
     )
     return "\n".join([*lines, body])
 
