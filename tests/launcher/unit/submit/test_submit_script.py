@@ -179,6 +179,16 @@ def test_files_are_found_from_the_folder_of_the_run(
     assert f" {tmp_path}/it.sif muster run " in shown[2]
 
 
+@pytest.mark.parametrize("grace", ["0.5", "86401"])
+def test_a_grace_that_no_job_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grace: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["submit", "train.py", "--on", "slurm", "--dry-run", "--grace", grace]) == 2
+    assert f"--grace {grace}: a stop takes 1 to 86400 s" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("image", "kind", "words"),
     [

@@ -15,6 +15,7 @@ from muster.local.command import FOREIGN, SCRIPT_HELP, add_job_options, read_job
 from muster.local.paths import shown
 from muster.local.request import Request, parse_pairs
 from muster.submit.arguments import code_elsewhere
+from muster.types.deadlines import RANGES
 from muster.types.names import TYPED, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -162,6 +163,9 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
         raise UsageError(f"--name {name!r} cannot be a name at every engine", fix)
     if args.python and args.image:
         raise UsageError("--python is for hosts without an image", "leave out one of them")
+    least, most = RANGES["stop_total_s"]
+    if args.grace is not None and not least <= args.grace <= most:
+        raise UsageError(f"--grace {args.grace:g}: a stop takes {least:g} to {most:g} s")
     texts = [text if "=" in text else f"{text}=" for text in args.set]
     return Submission(
         request=request,
