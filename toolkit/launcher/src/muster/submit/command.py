@@ -181,7 +181,7 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
 
 
 def _file(path: str) -> str:
-    """As the job finds it, which starts in its run folder; a name alone is looked up on its PATH."""
+    """As a job that starts in its run folder finds it; a name alone is looked up on its PATH."""
     return os.path.abspath(path) if os.path.dirname(path) else path
 
 
