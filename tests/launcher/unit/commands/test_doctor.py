@@ -306,7 +306,7 @@ def run(
     monkeypatch: pytest.MonkeyPatch, facts: Facts, as_json: bool = False, report: bool = False
 ) -> int:
     monkeypatch.setattr(doctor_facts, "look", lambda _: facts)
-    return doctor.run(Namespace(json=as_json, report=report, self_test=False))
+    return doctor.run(Namespace(json=as_json, report=report, self_test=False, engine=None))
 
 
 @pytest.mark.parametrize(
