@@ -78,7 +78,7 @@ def test_a_failed_job_makes_doctors_exit_code_1(
     broken = fail("a wrong sum", "every job", "install it")._replace(name="job: none")
     monkeypatch.setattr(doctor_facts, "look", lambda environ: GOOD)
     monkeypatch.setattr(self_test, "self_test", lambda facts: [broken])
-    assert doctor.run(Namespace(json=True, report=False, self_test=True)) == 1
+    assert doctor.run(Namespace(json=True, report=False, self_test=True, engine=None)) == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["result"], document["checks"][-1]["name"]) == ("fail", "job: none")
 
