@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -200,6 +201,21 @@ def test_the_time_limit_stops_with_time_to_save_and_the_job_goes_on(desk: Desk) 
     assert said.count("muster stop: stopping") == 2 and "SIGTERM: stopping" not in said, said
     attempts = json.loads(desk.muster("report", "limited", "--json"))["facts"]["attempt"]
     assert attempts == "2"
+
+
+@pytest.mark.promise("E03")
+def test_a_stop_that_the_leader_cannot_be_told_reaches_all_the_same(desk: Desk) -> None:
+    deaf = desk.folder / "python"
+    deaf.write_text(f'#!/bin/sh\n[ "$3" != stop ] || exit 2\nexec {sys.executable} "$@"\n')
+    deaf.chmod(0o755)
+    words = ["--hosts", "2", "--retries", "0", "--python", str(deaf), "--", "stay"]
+    desk.submit("deaf", *words)
+    desk.wait_for("deaf", "stays")
+    number = json.loads((desk.folder / "deaf/submitted.json").read_text())["job_id"]
+    desk.slurm.client("scancel", "--batch", "--signal=TERM", number)
+    desk.wait_for("deaf", "saved")
+    said = desk.muster("submit", "--follow", "deaf", code=143)
+    assert "SIGTERM: stopping" in said, said
 
 
 def test_doctor_says_what_the_cluster_lacks(desk: Desk) -> None:

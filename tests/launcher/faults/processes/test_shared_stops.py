@@ -3,14 +3,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
+import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.launcher.support.cluster import Cluster
+from tests.launcher.support.events import events_in
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
@@ -105,6 +108,27 @@ def test_ranks_that_had_the_signal_have_no_second_and_the_others_have_theirs(
     for name in job.names:
         assert job.text(name).count("saved") == 1, job.text(name)
         assert "asked 2" not in job.text(name), job.text(name)
+
+
+def test_a_rank_whose_work_was_done_long_before_was_not_stopped(cluster: Make) -> None:
+    hold_s = 0.2
+    done = 'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise SystemExit\n'
+    two = {"sagemaker_mpi_enabled": "true", "sagemaker_mpi_num_of_processes_per_host": "2"}
+    environ = {"MUSTER_STOP_HOLD_S": f"{hold_s}", "MUSTER_OVERSUBSCRIBE": "1"}
+    job = cluster(done + WAITS, hosts=1, hyperparameters=two, environ=environ)
+    job.start_until("pid ")
+    record = job.base("algo-1") / "output/data/muster"
+
+    def has_ended() -> bool:
+        return "rank_ended" in [event["kind"] for event in events_in(record)]
+
+    wait_until(has_ended, 30, lambda: job.story("no end"))
+    over = time.monotonic() + 2 * hold_s
+    wait_until(lambda: time.monotonic() > over, 5)
+    job.signal("algo-1")
+    stopped(job, "algo-1")
+    ranks = json.loads((record / "summary.json").read_text())["ranks"]
+    assert [(one["rank"], one["stopped"]) for one in ranks] == [(0, True), (1, False)]
 
 
 def test_a_signal_without_a_stop_is_a_failure_in_the_end(cluster: Make) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from muster.arguments import UsageError
+from muster.commands.parser import main
 from muster.local.record.layout import BATCH_SCRIPT
 from muster.submit import slurm_script
 from muster.submit.values import Submission
@@ -28,7 +29,11 @@ if name == "squeue":
     print("RUNNING")
 if name == "srun" and "test" in sys.argv:
     sys.exit(int(os.environ.get("BLIND", "0")))
+if name == "scontrol":
+    sys.exit(int(os.environ.get("REFUSED", "0")))
 if name == "srun" and "run" in sys.argv:
+    run = sys.argv[sys.argv.index("--output") + 1]
+    open(os.path.join(run, "summary.json"), "w").close()
     sys.exit(int(os.environ["CODE"]))
 """
 
@@ -106,8 +111,29 @@ def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Pat
     summary = Path(made.run, "summary.json")
     summary.parent.mkdir()
     summary.write_text("{}")
-    run_it(tmp_path, made, 137)
+    run_it(tmp_path, made, 137, BLIND="1")
     assert not summary.exists()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_job_that_begins_again_keeps_its_folder_meanwhile(tmp_path: Path, refused: bool) -> None:
+    made = job(tmp_path, retries=2)
+    run_it(tmp_path, made, 102, REFUSED=f"{refused:d}")
+    assert Path(made.run, "summary.json").exists() == refused
+
+
+def test_a_job_that_the_engine_has_is_told_although_its_folder_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch = tmp_path / "sbatch"
+    sbatch.write_text('#!/bin/sh\nmkdir "$(dirname "$2")/submitted.json"; echo 4711\n')
+    sbatch.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 2
+    said = capsys.readouterr().err
+    assert "slurm job 4711, in run" in said and "cannot be written" in said, said
 
 
 def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: Path) -> None:
@@ -127,6 +153,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         ({"settings": {"nodes": "2"}}, "muster decides it"),
         ({"settings": {"Partition": "x"}}, "no long option"),
         ({"settings": {"comment": "a\nb"}}, "more than one line"),
+        ({"run": "/shared/a\\b"}, "no backslash"),
+        ({"run": "/shared/a\nb"}, "no line break"),
         ({"kind": "pyxis"}, "says how an image is started"),
         ({"kind": "docker", "image": "x"}, "no way to start an image"),
     ],
@@ -134,6 +162,31 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
 def test_what_cannot_be_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
     with pytest.raises(UsageError, match=said):
         slurm_script.check(job(tmp_path, **more))
+
+
+def test_files_are_found_from_the_folder_of_the_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train.py", "it.sif"):
+        Path(name).write_text("")
+    shown = []
+    for more in (["--python", "venv/bin/python"], ["--python", "python3"], ["--image", "it.sif"]):
+        assert main(["submit", "train.py", "--on", "slurm", "--dry-run", *more]) == 0
+        shown.append(capsys.readouterr().out)
+    assert f" {tmp_path}/venv/bin/python -m muster run " in shown[0]
+    assert " python3 -m muster run " in shown[1]
+    assert f" {tmp_path}/it.sif muster run " in shown[2]
+
+
+@pytest.mark.parametrize("grace", ["0.5", "86401"])
+def test_a_grace_that_no_job_can_have_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], grace: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").write_text("")
+    assert main(["submit", "train.py", "--on", "slurm", "--dry-run", "--grace", grace]) == 2
+    assert f"--grace {grace}: a stop takes 1 to 86400 s" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from muster.local.command import FOREIGN, NEW_FOLDER, SCRIPT_HELP, add_job_optio
 from muster.local.paths import shown
 from muster.local.request import Request, parse_pairs
 from muster.submit.arguments import code_elsewhere
+from muster.types.deadlines import RANGES
 from muster.types.names import TYPED, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ def _submit(args: argparse.Namespace) -> int:
     submitted = _hand_over(args, target, job)
     if submitted.code is not None:
         return submitted.code
-    tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(submitted.run)}\n")
     if args.follow is None:
         return 0
     from muster.submit.follow import follow
@@ -168,13 +168,14 @@ def _hand_over(args: argparse.Namespace, target: Target, job: Submission) -> Sub
     except BaseException:
         runfolder.discard(made)
         raise
-    try:
-        if submitted.code is None:  # else it is kept already
+    if submitted.code is None:  # else it is over, and kept already
+        tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(made.path)}\n")
+        try:
             folder.keep(submitted)
-    except BaseException:  # nobody would find the job again
-        tell(f"muster submit: {submitted.engine} job {submitted.job_id} is cancelled\n")
-        target.cancel(submitted)
-        raise
+        except BaseException:  # nobody would find the job again
+            target.cancel(submitted)
+            tell(f"muster submit: {submitted.engine} job {submitted.job_id} is cancelled\n")
+            raise
     os.close(made.lock)
     return submitted
 
@@ -189,18 +190,31 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
         raise UsageError(f"--name {name!r} cannot be a name at every engine", fix)
     if args.python and args.image:
         raise UsageError("--python is for hosts without an image", "leave out one of them")
+    least, most = RANGES["stop_total_s"]
+    if args.grace is not None and not least <= args.grace <= most:
+        raise UsageError(f"--grace {args.grace:g}: a stop takes {least:g} to {most:g} s")
     texts = [text if "=" in text else f"{text}=" for text in args.set]
     return Submission(
         request=request,
         name=name,
         run=run,
-        python=args.python or sys.executable,
-        image=args.image or "",
+        python=_file(args.python or sys.executable),
+        image=_image(args.image or "", args.on),
         kind=args.kind,
         settings=parse_pairs("--set", texts),
         grace_s=args.grace,
         retries=args.retries,
     )
+
+
+def _file(path: str) -> str:
+    """As a job that starts in its run folder finds it; a name alone is looked up on its PATH."""
+    return os.path.abspath(path) if os.path.dirname(path) else path
+
+
+def _image(name: str, engine: str) -> str:
+    """A file of an image is a path, too; most images are names that a registry knows."""
+    return os.path.abspath(name) if engine not in OWN_FILES and os.path.isfile(name) else name
 
 
 def label(text: str) -> str:

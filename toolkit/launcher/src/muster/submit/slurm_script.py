@@ -43,11 +43,11 @@ goes_on() { [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; }
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
-  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID.0"; fi
+  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
 }
 trap stop TERM
 
-rm -f $summary  # of an earlier attempt
+rm -f $summary $earlier  # of an earlier attempt
 if ! $see; then
   echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
   exit 100
@@ -62,7 +62,8 @@ case $$code in
   *) again=0 ;;
 esac
 if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] && goes_on; then
-  scontrol requeue "$$SLURM_JOB_ID"
+  mv -f $summary $earlier 2>/dev/null  # a folder with an outcome is free for the next run
+  scontrol requeue "$$SLURM_JOB_ID" || mv -f $earlier $summary
 fi
 exit "$$code"
 """)
@@ -70,6 +71,11 @@ exit "$$code"
 
 def check(job: Submission) -> None:
     """Raises UsageError for options that sbatch cannot have, or that muster decides."""
+    if re.search(r"[\\\n\r]", job.run):  # at a backslash Slurm's names of files end or change
+        raise UsageError(
+            f"{job.run!r} cannot be a run folder at Slurm: no backslash and no line break",
+            "name another folder with --output",
+        )
     for name, value in job.settings.items():
         if name in _DECIDED:
             raise UsageError(f"--set {name}: muster decides it", _DECIDED[name])
@@ -106,9 +112,10 @@ def render(job: Submission) -> str:
         run=_in_shell([*step, "run", *arguments]),
         see=_in_shell(see),
         folder=shlex.quote(job.run),
-        stop=_in_shell([*beside(job, NUMBER), "stop", job.run]),
+        stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
+        earlier=shlex.quote(os.path.join(job.run, f"{SUMMARY}.part")),
     )
     return "\n".join([*lines, body])
 

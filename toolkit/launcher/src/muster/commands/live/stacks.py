@@ -36,6 +36,7 @@ def add_run(parser: Parser) -> None:
     parser.add_argument(
         "run", metavar="RUN", nargs="?", help="which run, by name or folder (the one that runs)"
     )
+    parser.add_argument("--here", action="store_true", help="not where a submitted job runs")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -16,7 +16,7 @@ from muster.submit.values import RUNNING
 def asked_there(args: argparse.Namespace, command: str) -> int | None:
     """The exit code of the same command beside the job's leader; None for a run that can be asked
     here. Raises UsageError for a submitted job that does not run, and what its client says."""
-    job = folder.submitted(args.run) if args.run else None
+    job = folder.submitted(args.run) if args.run and not args.here else None
     if job is None or control_client.listens_here(job.run):
         return None
     target = target_of(job.engine)
@@ -25,7 +25,9 @@ def asked_there(args: argparse.Namespace, command: str) -> int | None:
         raise UsageError(f"{args.run} is not running: {in_words(job, state)}")
     run = job.where.get("run", job.run)
     words = [word for word in args.command_line if word != args.run]
-    argv = [*target.inside(job), command, *words, *([run] if run else [])]
+    if run:  # which has submitted.json there, too: a leader that does not listen yet is not there
+        words += ["--here", run]
+    argv = [*target.inside(job), command, *words]
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:

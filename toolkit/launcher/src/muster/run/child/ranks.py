@@ -178,7 +178,9 @@ class HostRanks:
         now = time.monotonic()
         running = self._begin_stop(now)
         for rank in self._ranks:
-            if rank.slot.rank in self._held or (rank.handle is not None and rank.handle.has_died):
+            died = rank.handle is not None and rank.handle.has_died
+            just_died = died and (rank.ended_s or now) >= now - hold_s
+            if rank.slot.rank in self._held or just_died:
                 rank.signalled_s = min(rank.ended_s or now, now - hold_s)
         self._held.clear()
 

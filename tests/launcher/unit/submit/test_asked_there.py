@@ -1,0 +1,44 @@
+"""A question about a submitted run is passed on once, to where its leader runs."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.submit import folder
+from muster.submit.values import Submitted
+from tests.support.waiting import within
+
+SRUN = """\
+#!/bin/sh
+echo called >>"$SEEN"
+[ "$(wc -l <"$SEEN")" -lt 3 ] || exit 99
+while [ "${1#--}" != "$1" ]; do shift; done
+exec "$@"
+"""
+
+
+@pytest.mark.parametrize("command", ["ps", "stacks", "stop"])
+def test_a_leader_that_does_not_listen_yet_is_asked_once(tmp_path: Path, command: str) -> None:
+    run, seen = tmp_path / "run", tmp_path / "seen"
+    run.mkdir()
+    for name, text in {"srun": SRUN, "squeue": "#!/bin/sh\necho RUNNING None\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    there = f"srun --overlap {sys.executable} -m muster"
+    folder.keep(Submitted("slurm", "7", "train", 1, str(run), {"muster": there}))
+    done = subprocess.run(
+        [sys.executable, "-m", "muster", command, str(run)],
+        env={**os.environ, "SEEN": str(seen), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=within(30),
+        check=False,
+    )
+    assert done.returncode == 2, done.stderr
+    assert "is not running" in done.stderr
+    assert seen.read_text().split() == ["called"]
