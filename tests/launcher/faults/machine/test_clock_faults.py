@@ -50,6 +50,7 @@ READERS = {  # stamps for people and programs, and what `doctor` says of the clo
     "runtime/metrics.py",
     "rank_bootstrap/calls.py",  # torch stamps calls so; believed back to the look before alone
     "report/read.py",
+    "submit/folder.py",  # when a job was submitted
     "elsewhere/command.py",  # how long an engine that names an end still leaves the job
     "local/launch.py",  # when the run began, beside the stamps of its checkpoints
     "local/faults/injector.py",

@@ -23,8 +23,8 @@ from muster.submit.values import (
     RUNNING,
     STOPPED,
     SUCCEEDED,
-    Output,
-    State,
+    JobOutput,
+    JobState,
     Submission,
     Submitted,
 )
@@ -43,7 +43,7 @@ _WORDS = {
 
 
 def check(job: Submission) -> None:
-    """See `Target`."""
+    """See `Destination`."""
     batch_job.check(job)
 
 
@@ -79,30 +79,30 @@ def hand_over(job: Submission, text: str) -> Submitted:
     return Submitted("batch", found["jobId"], job.name, job.request.hosts, job.run, where)
 
 
-def state(job: Submitted) -> State:
+def state(job: Submitted) -> JobState:
     """What Batch says; the exit code is the main node's, and so is the reason of a failure."""
     asked = [job.job_id, _node(job, 0)]
     found = _answer(_client("batch", job), "describe_jobs", jobs=asked)["jobs"]
     return judged({one["jobId"]: one for one in found}, job.job_id, _node(job, 0))
 
 
-def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> State:
+def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> JobState:
     """The state of a job, of which Batch told this by ids."""
     if job_id not in found:
-        return State(LOST, None, "Batch knows no such job (any more)")
+        return JobState(LOST, None, "Batch knows no such job (any more)")
     told = found[job_id]
     word = _WORDS.get(told["status"], FAILED)
     why = client.in_a_sentence(told.get("statusReason") or told["status"])
     if word == SUCCEEDED:
-        return State(word, 0)
+        return JobState(word, 0)
     if word != FAILED:
-        return State(word, None, why)
+        return JobState(word, None, why)
     reason = found.get(main, {}).get("container", {}).get("reason")  # no image, no memory
     why = client.in_a_sentence(reason) if reason else why
     code = _exit_code(found.get(main, {}))
     code = _exit_code(told) if code is None else code
     ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_CODE
-    return State(STOPPED, STOPPED_CODE, why) if ended else State(FAILED, code, why)
+    return JobState(STOPPED, STOPPED_CODE, why) if ended else JobState(FAILED, code, why)
 
 
 def _exit_code(told: dict[str, Any]) -> int | None:
@@ -118,7 +118,7 @@ def cancel(job: Submitted) -> None:
     _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
 
 
-def output(job: Submitted) -> Output:
+def output(job: Submitted) -> JobOutput:
     """The nodes' streams in CloudWatch."""
     return NodeLogs(job)
 
@@ -132,7 +132,7 @@ def inside(job: Submitted) -> list[str]:
 
 
 class NodeLogs:
-    """An `Output`, asked for from time to time: each question takes as long as CloudWatch does."""
+    """A `JobOutput`, asked for now and then: each question takes as long as CloudWatch does."""
 
     def __init__(self, job: Submitted) -> None:
         self._job = job

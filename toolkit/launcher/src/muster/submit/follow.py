@@ -8,7 +8,7 @@ import time
 
 from muster.arguments import UsageError, tell
 from muster.local.paths import shown
-from muster.submit.values import ENDED, State, Submitted, Target
+from muster.submit.values import ENDED, Destination, JobState, Submitted
 
 POLL_S = 1.0
 LOOK_S = 0.1
@@ -17,11 +17,11 @@ INTERRUPTED = 130
 MAX_READ_BYTES = 1 << 20
 
 
-def follow(target: Target, job: Submitted) -> int:
+def follow(target: Destination, job: Submitted) -> int:
     """The job's exit code: 1 where nobody knows it, 130 where the person stops looking. Raises
     UsageError where the engine stays silent."""
     output = target.output(job)
-    last: State | None = None
+    last: JobState | None = None
     answered = time.monotonic()
     try:
         while True:
@@ -31,7 +31,7 @@ def follow(target: Target, job: Submitted) -> int:
             except UsageError:
                 if time.monotonic() - answered > PATIENCE_S:
                     raise
-                found = last or State("unknown")
+                found = last or JobState("unknown")
             if found != last:
                 last = found
                 tell(f"muster submit: {in_words(job, found)}\n")
@@ -48,7 +48,7 @@ def follow(target: Target, job: Submitted) -> int:
         return INTERRUPTED
 
 
-def in_words(job: Submitted, state: State) -> str:
+def in_words(job: Submitted, state: JobState) -> str:
     """One line."""
     text = f"{job.engine} job {job.job_id}: {state.word}"
     if state.code:
@@ -56,7 +56,7 @@ def in_words(job: Submitted, state: State) -> str:
     return text + (f" ({state.why})" if state.why else "")
 
 
-class Tail:
+class FileTail:
     """A file that grows, possibly on another machine, passed on to stdout."""
 
     def __init__(self, path: str) -> None:

@@ -27,8 +27,8 @@ from muster.submit.values import (
     RUNNING,
     STOPPED,
     SUCCEEDED,
-    Output,
-    State,
+    JobOutput,
+    JobState,
     Submission,
     Submitted,
 )
@@ -45,7 +45,7 @@ _FOUND = '{.kind}{" "}{.metadata.namespace}{" "}{.metadata.uid}{" "}{.apiVersion
 
 
 def check(job: Submission) -> None:
-    """See `Target`."""
+    """See `Destination`."""
     kubernetes_job.check(job)
     packed(job)
 
@@ -121,32 +121,32 @@ def hand_over(job: Submission, text: str) -> Submitted:
     return submitted
 
 
-def state(job: Submitted) -> State:
+def state(job: Submitted) -> JobState:
     """What the job's conditions say; its exit code is the failed pods'."""
     found = _items(job, f"{KINDS[job.where['kind']]},pods")
     pods = [one for one in found if one.get("kind") == "Pod"]
     jobs = [one for one in found if one.get("kind") != "Pod"]
     if not jobs:
-        return State(LOST, None, "the cluster has no such job")
+        return JobState(LOST, None, "the cluster has no such job")
     status = jobs[0].get("status", {})
     conditions = {
         one["type"]: one for one in status.get("conditions", []) if one.get("status") == "True"
     }
     if any(name in conditions for name in _SUCCEEDED):
-        return State(SUCCEEDED, 0)
+        return JobState(SUCCEEDED, 0)
     for name in _FAILED:
         if name in conditions:
             ended = _ENDED_BY.search(str(conditions[name].get("message", "")))
             code = int(ended[1]) if ended else exit_code(pods, _container(job))
             why = str(conditions[name].get("reason", ""))
-            return State(STOPPED if code == STOPPED_CODE else FAILED, code, why)
+            return JobState(STOPPED if code == STOPPED_CODE else FAILED, code, why)
     if jobs[0]["metadata"].get("deletionTimestamp"):
-        return State(RUNNING, None, "it is being deleted")
+        return JobState(RUNNING, None, "it is being deleted")
     if "Suspended" in conditions:
-        return State(QUEUED, None, "Suspended")
+        return JobState(QUEUED, None, "Suspended")
     if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-        return State(RUNNING, None, _waits_for(job, pods))
-    return State(QUEUED, None, _waits_for(job, pods))
+        return JobState(RUNNING, None, _waits_for(job, pods))
+    return JobState(QUEUED, None, _waits_for(job, pods))
 
 
 STOPPED_CODE = 143
@@ -212,7 +212,7 @@ def cancel(job: Submitted) -> None:
     client.answer(_deletion(job))
 
 
-def output(job: Submitted) -> Output:
+def output(job: Submitted) -> JobOutput:
     """The logs of all pods, line by line."""
     pods = [*_kubectl(job, "get"), "pods", "-l", f"{INSTANCE}={job.job_id}", "-o", "json"]
     return PodLogs(pods, [*_kubectl(job, "logs"), f"--container={_container(job)}", "--follow"])

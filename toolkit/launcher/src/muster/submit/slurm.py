@@ -8,7 +8,7 @@ import shlex
 from muster.arguments import UsageError
 from muster.local.record.layout import BATCH_SCRIPT, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
-from muster.submit.follow import Tail
+from muster.submit.follow import FileTail
 from muster.submit.slurm_script import render
 from muster.submit.values import (
     ENDED,
@@ -18,8 +18,8 @@ from muster.submit.values import (
     RUNNING,
     STOPPED,
     SUCCEEDED,
-    Output,
-    State,
+    JobOutput,
+    JobState,
     Submission,
     Submitted,
 )
@@ -36,7 +36,7 @@ _WORDS = {
 
 
 def check(job: Submission) -> None:
-    """See `Target`."""
+    """See `Destination`."""
     slurm_script.check(job)
 
 
@@ -54,7 +54,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
     return Submitted("slurm", number, job.name, job.request.hosts, job.run, where)
 
 
-def state(job: Submitted) -> State:
+def state(job: Submitted) -> JobState:
     """What the queue says, or of a job that has left it its own summary, or what the controller
     remembers. Accounting is not needed."""
     asked = ["squeue", *_cluster(job), "-h", "-j", job.job_id, "-o", "%T %r"]
@@ -63,13 +63,13 @@ def state(job: Submitted) -> State:
         raise UsageError(f"squeue: {client.in_a_sentence(err or out)}")
     word, _, why = out.strip().partition(" ")
     if word and not code and (found := _WORDS.get(word, FAILED)) not in ENDED:
-        return State(found, None, "" if why == "None" else why)
+        return JobState(found, None, "" if why == "None" else why)
     _, out, _ = client.outcome(["scontrol", *_cluster(job), "-o", "show", "job", job.job_id])
     shown = dict(one.split("=", 1) for one in out.split() if "=" in one)
     word = shown.get("JobState", word)
     if _WORDS.get(word) in (QUEUED, RUNNING):  # it came back meanwhile
-        return State(_WORDS[word], None, word)
-    return State(*_ended(job, word, shown.get("ExitCode", "")), word)
+        return JobState(_WORDS[word], None, word)
+    return JobState(*_ended(job, word, shown.get("ExitCode", "")), word)
 
 
 def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
@@ -93,9 +93,9 @@ def cancel(job: Submitted) -> None:
     client.answer(["scancel", *_cluster(job), job.job_id])
 
 
-def output(job: Submitted) -> Output:
+def output(job: Submitted) -> JobOutput:
     """The file that Slurm writes in the run folder."""
-    return Tail(os.path.join(job.run, ENGINE_LOG))
+    return FileTail(os.path.join(job.run, ENGINE_LOG))
 
 
 def inside(job: Submitted) -> list[str]:

@@ -53,7 +53,7 @@ class Submitted(NamedTuple):
     code: int | None = None
 
 
-class State(NamedTuple):
+class JobState(NamedTuple):
     """Of a job at its engine. `word`: queued, running, or one of ENDED. `code`: the job's exit
     code, once it is known. `why`: the engine's own word for it."""
 
@@ -62,7 +62,7 @@ class State(NamedTuple):
     why: str = ""
 
 
-class Output(Protocol):
+class JobOutput(Protocol):
     """What a job prints, on its way to stdout."""
 
     def more(self) -> None:
@@ -72,7 +72,7 @@ class Output(Protocol):
         """Passes on what is left, once the job has ended."""
 
 
-class Target(Protocol):
+class Destination(Protocol):
     """An engine as `muster submit` needs it. What the user can mend is a UsageError; no question
     to the engine's client takes longer than `client.LIMIT_S`."""
 
@@ -85,13 +85,13 @@ class Target(Protocol):
     def hand_over(self, job: Submission, text: str) -> Submitted:
         """Gives the rendered file to the engine's client."""
 
-    def state(self, job: Submitted) -> State:
+    def state(self, job: Submitted) -> JobState:
         """What has become of the job."""
 
     def cancel(self, job: Submitted) -> None:
         """Ends the job as the engine ends jobs."""
 
-    def output(self, job: Submitted) -> Output:
+    def output(self, job: Submitted) -> JobOutput:
         """What the job prints from its beginning on."""
 
     def inside(self, job: Submitted) -> list[str]:

@@ -10,7 +10,7 @@ from muster.arguments import UsageError
 from muster.local.record import layout, runfolder
 from muster.submit import client
 from muster.submit.arguments import run_arguments
-from muster.submit.follow import Tail
+from muster.submit.follow import FileTail
 from muster.submit.hosts.attend import Attendance
 from muster.submit.hosts.listed import Destination, attended, read_hosts, ssh
 from muster.submit.hosts.request import ARCHIVE, OUTPUT
@@ -20,8 +20,8 @@ from muster.submit.values import (
     RUNNING,
     STOPPED,
     SUCCEEDED,
-    Output,
-    State,
+    JobOutput,
+    JobState,
     Submission,
     Submitted,
 )
@@ -30,7 +30,7 @@ STOPPED_CODE = 143
 
 
 def check(job: Submission) -> None:
-    """See `Target`."""
+    """See `Destination`."""
     hosts = read_hosts(job.where)
     if job.request.hosts != len(hosts):
         what = f"--hosts {job.request.hosts}: {job.where} names {len(hosts)}"
@@ -57,18 +57,18 @@ def hand_over(job: Submission, text: str) -> Submitted:
     return Attendance(job, read_hosts(job.where)).run()
 
 
-def state(job: Submitted) -> State:
+def state(job: Submitted) -> JobState:
     """By what the run folder says, and whether somebody attends it."""
     if job.code is not None:
         word = {0: SUCCEEDED, STOPPED_CODE: STOPPED}.get(job.code, FAILED)
-        return State(word, job.code)
+        return JobState(word, job.code)
     try:
         attended = not runfolder.is_free(job.run)
     except OSError:
         attended = False
     if not attended:
-        return State(LOST, None, "the `muster submit` that attended it is gone, which stops it")
-    return State(RUNNING, None, f"attended by {_attendant(job)}")
+        return JobState(LOST, None, "the `muster submit` that attended it is gone, which stops it")
+    return JobState(RUNNING, None, f"attended by {_attendant(job)}")
 
 
 def cancel(job: Submitted) -> None:
@@ -84,12 +84,12 @@ def cancel(job: Submitted) -> None:
         raise UsageError(f"{_attendant(job)} cannot be told: {error}") from None
 
 
-def output(job: Submitted) -> Output:
+def output(job: Submitted) -> JobOutput:
     """Nothing: it has gone to the terminal."""
     if state(job).word == RUNNING:
         fix = "look there, or wait for its end; muster ps RUN and muster stacks RUN work meanwhile"
         raise UsageError(f"the job's output goes to {_attendant(job)}", fix)
-    return Tail(os.devnull)
+    return FileTail(os.devnull)
 
 
 def inside(job: Submitted) -> list[str]:
