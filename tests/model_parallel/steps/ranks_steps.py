@@ -6,15 +6,18 @@ Each check begins anew with a model of its own; what it comes to is compared wit
 from __future__ import annotations
 
 import copy
+import gc
 import os
 import tempfile
 import threading
+import weakref
 from contextlib import contextmanager
 from pathlib import Path
 
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import muster_modelparallel as smp
 from muster_modelparallel.errors import ModelParallelError, StepError
@@ -56,8 +59,14 @@ def chain(*more: nn.Module) -> nn.Module:
 
 
 class Loss(nn.Module):
+    """With a parameter, for a rank may hold nothing else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
     def forward(self, x):
-        return x.square().mean()
+        return (x * self.weight).square().mean()
 
 
 def batch(size: int = 8):
@@ -354,6 +363,157 @@ def a_step_function_may_begin_to_read_an_output() -> None:
                 values, torch.tensor([one.item() for one in losses if reads])
             )
     agree(model, whole)
+
+
+def a_step_function_that_begins_to_return_an_output_stays_on_the_script_s_own_thread() -> None:
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+    seen = []
+
+    @smp.step
+    def step(model, x, returns):
+        seen.append(threading.get_ident())
+        loss = model(x)
+        model.backward(loss)
+        return loss if returns else None
+
+    for returns in (False, False, True, True):
+        seen.clear()
+        x = torch.randn(8, WIDTH)
+        given = step(model, x, returns)
+        if returns:
+            wanted = torch.stack([whole(one) for one in x.chunk(MICROBATCHES)])
+            torch.testing.assert_close(torch.stack(list(given)), wanted)
+    assert seen == [threading.get_ident()] * MICROBATCHES
+
+
+def what_surrounds_the_reading_of_an_output_does_not_reach_the_stages() -> None:
+    """It may be read where nothing can be differentiated, for the first time in a later step."""
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+
+    @smp.step
+    def step(model, x, reads):
+        loss = model(x)
+        model.backward(loss)
+        if reads:
+            with torch.inference_mode():
+                assert loss.item() > 0
+
+    for reads in (False, False, True):
+        x = torch.randn(8, WIDTH)
+        step(model, x, reads)
+        train_loss(whole, x)
+    agree(model, whole)
+
+
+def train_loss(whole, x) -> None:
+    losses = [whole(one) for one in x.chunk(MICROBATCHES)]
+    (sum(losses) / MICROBATCHES).backward()
+
+
+def hooks_around_the_call_of_the_model_do_not_reach_the_stages() -> None:
+    """In no step: those of a checkpoint would call the model once more amid a backward pass."""
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+    saved = []
+
+    def save(tensor):
+        saved.append(tensor)
+        return tensor
+
+    @smp.step
+    def step(model, x):
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            loss = model(x)
+            assert not saved
+            functional.tanh(torch.ones(1, requires_grad=True))
+            assert len(saved) == 1  # they are there again
+        saved.clear()
+        model.backward(loss)
+
+    @smp.step
+    def checkpointed(model, x):
+        model.backward(checkpoint(model, x, use_reentrant=False))
+
+    for one in (step, checkpointed):
+        for _ in range(3):
+            x = torch.randn(8, WIDTH)
+            one(model, x)
+            train_loss(whole, x)
+    agree(model, whole)
+
+
+def a_step_function_may_read_the_output_of_a_microbatch_before() -> None:
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+    losses, read = [], []
+
+    @smp.step
+    def step(model, x):
+        loss = model(x)
+        model.backward(loss)
+        losses.append(loss)
+        if len(losses) > 1:
+            read.append(losses[-2].item())
+        return loss
+
+    for _ in range(4):
+        losses.clear(), read.clear()
+        x = torch.randn(8, WIDTH)
+        step(model, x)
+        wanted = [whole(one).item() for one in x.chunk(MICROBATCHES)]
+        torch.testing.assert_close(torch.tensor(read), torch.tensor(wanted[:-1]))
+
+
+def nothing_of_a_step_is_kept_after_it() -> None:
+    """Neither arguments nor outputs, also by outputs that the script keeps."""
+    model, _ = wrapped(nn.Sequential(chain(), Loss()))
+    seen, kept = [], []
+
+    @smp.step
+    def step(model, x, keeps):
+        loss = model(x)
+        model.backward(loss)
+        seen.append(weakref.ref(x))
+        if not keeps:
+            seen.append(weakref.ref(loss))
+        elif smp.pp_rank() < smp.pp_size() - 1:  # there it keeps what it was made of
+            kept.append(loss)
+        return loss if keeps else None
+
+    for keeps in (False, False, True, True):
+        seen.clear()
+        step(model, torch.randn(8, WIDTH), keeps)
+        gc.collect()
+        assert not any(one() is not None for one in seen)
+    assert all(loss.item() > 0 for loss in kept)
+
+
+class Scale(nn.Module):
+    """For inputs of any size."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, x):
+        return x * self.weight
+
+
+def microbatches_of_different_sizes_keep_their_order() -> None:
+    model, _ = wrapped(nn.Sequential(*[Scale() for _ in range(8)], Loss()))
+    order = []
+
+    @smp.step(non_split_inputs=["xs"])
+    def step(model, xs, numbers):
+        number = int(numbers[0])
+        loss = model(xs[number])
+        model.backward(loss)
+        order.append(number)
+
+    numbers = torch.arange(MICROBATCHES)
+    small, large = 8, 1 << 17  # the latter is received ahead
+    for sizes in ((small,) * 4, (large, small, large, small), (small, large, small, large)):
+        order.clear()
+        step(model, [torch.randn(size) for size in sizes], numbers)
+        assert order == numbers.tolist()
 
 
 def evaluation_may_come_before_training() -> None:
@@ -829,6 +989,12 @@ CHECKS = (
     a_step_that_begins_to_call_backward_does_it,
     a_step_function_that_reads_no_output_runs_on_the_script_s_own_thread,
     a_step_function_may_begin_to_read_an_output,
+    a_step_function_that_begins_to_return_an_output_stays_on_the_script_s_own_thread,
+    what_surrounds_the_reading_of_an_output_does_not_reach_the_stages,
+    hooks_around_the_call_of_the_model_do_not_reach_the_stages,
+    a_step_function_may_read_the_output_of_a_microbatch_before,
+    nothing_of_a_step_is_kept_after_it,
+    microbatches_of_different_sizes_keep_their_order,
     evaluation_may_come_before_training,
     what_a_step_function_draws_is_the_same_on_all_ranks,
     a_script_draws_between_steps_what_it_would_draw_without_them,

@@ -101,8 +101,9 @@ class Pipeline:
         return self._onward if sender < receiver else self._back
 
     def clear(self) -> None:
-        """Drops the forward passes whose backward did not come."""
+        """Drops the forward passes whose backward did not come, and the walk through a schedule."""
         self._passes.clear()
+        self._run = None
 
 
 class _Run:

@@ -60,8 +60,9 @@ class Functions:
         value = task.said.value
         returned = functools.partial(self._whole, lambda: value)
         self.current, task.said = task, None
+        task.call = StraightCall(returned, _refused)
         try:
-            task.said = StraightCall(returned, _refused).run()
+            task.said = task.call.run()
             self.leave()
         except AbandonedError:  # some of them have to be asked for
             task.call = self._suspended.begin(returned)

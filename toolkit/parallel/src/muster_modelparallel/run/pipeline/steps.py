@@ -34,9 +34,11 @@ from muster_modelparallel.run.pipeline.protocols import (
     Tensors,
 )
 from muster_modelparallel.run.pipeline.suspended import (
+    NOTHING,
     AbandonedError,
     Ended,
     Modes,
+    Outside,
     SuspendedCall,
 )
 from muster_modelparallel.run.pipeline.tasks import (
@@ -50,7 +52,7 @@ from muster_modelparallel.run.pipeline.tasks import (
 )
 from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
-from muster_modelparallel.run.pipeline.work import NOTHING, Work
+from muster_modelparallel.run.pipeline.work import Work
 from muster_modelparallel.run.session import Microbatch, Session
 from muster_modelparallel.run.slicing import Call
 from muster_modelparallel.shape.schedule import Kind, Schedule, in_waves
@@ -87,7 +89,7 @@ class CutSteps:
         self._due: list[int] = []  # outputs that all ranks get without a word
         self._wanted: set[int] = set()  # those that were delivered in this step
         self._is_straight = False  # functions of this step run on this thread
-        self._modes = Modes.now()
+        self._outside = Outside.now()
         self._final: tuple[int, int] | None = None  # stage and number of the last backward here
         self._failed = ""
         self.has_backward = False  # in the last step
@@ -122,7 +124,7 @@ class CutSteps:
             )
             for index, call in enumerate(calls)
         ]
-        self._modes, self._is_straight, self._wanted = Modes.now(), False, set()
+        self._outside, self._is_straight, self._wanted = Outside.now(), False, set()
         key = (getattr(function, "__code__", function), *modes)  # closures are made anew
         habit = self._habits.get(key)
         try:
@@ -137,6 +139,7 @@ class CutSteps:
         finally:
             for task in tasks:
                 task.call.abandon()
+            self._tasks = ()
             self._pipeline.clear()
             self._installed.clear()
             self._prepared.clear()
@@ -226,7 +229,7 @@ class CutSteps:
         """What a function that runs straight asks, which waits meanwhile."""
         task.said = question
         self._functions.leave()
-        with self._modes.held():
+        with self._outside.held():
             if isinstance(question, Want):
                 self._to_its_end(task)
             elif task.calls:
@@ -238,13 +241,15 @@ class CutSteps:
                 if not self.has_last:
                     task.answer = self._output(task)
         self._functions.enter(task)
-        return task.answer
+        answer, task.answer = task.answer, None  # only the function's own from here on
+        return answer
 
     def _one_by_one(self, tasks: Sequence[Task]) -> Habit:
         """Each microbatch goes through all stages before the next one begins, whatever the step
         function does; so one learns what it does."""
         first, counts, backward = 0, set[int](), False
         for task in tasks:
+            self._tasks = [task]
             self._functions.go(task)
             agreed = self._agree([task])
             while agreed.called:
@@ -291,12 +296,10 @@ class CutSteps:
     def _to_its_end(self, task: Task) -> None:
         """A function that runs straight reads what is not there yet, as it never did. All the rest
         of the schedule comes first, with later functions on threads: they go on after this one."""
-        task.reads = True
-        if self._is_straight:
-            self._is_straight = False
-            self._pipeline.go_on()
-            self._deliver_due(self._tasks)
-        if task.outputs[task.said.place].tensor is None:
+        task.reads, self._is_straight = True, False
+        self._pipeline.go_on()
+        self._deliver_due(self._tasks)
+        if task.said.place not in self._wanted:
             agreed = self._exchange.said(self._tasks, self._model.is_stray)
             self._deliver(self._tasks, agreed.wanted)
 
@@ -338,6 +341,7 @@ class CutSteps:
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
         if task.prepared is None:
+            self._is_straight = False  # those after this one would overtake it
             self._functions.go(task)
             if not isinstance(task.said, ModelCall):
                 raise not_called()
@@ -389,9 +393,10 @@ class CutSteps:
         places = task.outputs[len(task.outputs) - len(found) :]
         for place, tensor in zip(places, found, strict=True):
             place.keep(tensor)
-        task.answer = output
         if isinstance(task.call, SuspendedCall):
             self._functions.go(task, output)
+        else:
+            task.answer = output
 
     def _hand_over(self, tasks: Sequence[Task]) -> None:
         """Ranks without the last stage get the outputs that are due, and go on."""
@@ -418,21 +423,24 @@ class CutSteps:
 
     def _tensor(self, task: Task, place: int) -> torch.Tensor:
         output = task.outputs[place]
-
-        def fetch() -> torch.Tensor:
-            if output.tensor is None:
-                task.reads |= not task.has_returned
-                if self._functions.current is not task:
-                    raise StepError(
-                        "an output of the model was read after the step in which it was made",
-                        "return it from the step function",
-                    )
-                with kept_random_state():
-                    task.call.ask(Want(place))
-            assert output.tensor is not None
-            return output.tensor
-
+        fetch = functools.partial(self._fetched, output, place)
         return output.tensor if output.tensor is not None else Undelivered.of(output.meta, fetch)
+
+    def _fetched(self, output: Output, place: int) -> torch.Tensor:
+        """For the function that reads it now: its own, or one of a microbatch before."""
+        if output.tensor is None:
+            reader = self._functions.current
+            here = any(output is one for task in self._tasks for one in task.outputs)
+            if reader is None or not reader.calls or not here:
+                raise StepError(
+                    "an output of the model was read after the step in which it was made",
+                    "return it from the step function",
+                )
+            reader.reads |= not reader.has_returned
+            with kept_random_state():
+                reader.call.ask(Want(place))
+        assert output.tensor is not None
+        return output.tensor
 
     def _agree(self, tasks: Sequence[Task]) -> Agreed:
         """What all ranks say of these tasks, once everything has been delivered that one of them

@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from muster_modelparallel.run.pipeline.protocols import Autocast
 
 _ENDS_S = 5.0
 _STUBBORN = 20  # times that a call is told to end
+NOTHING = nullcontext()
 
 
 class Modes(NamedTuple):
@@ -60,6 +61,39 @@ class Modes(NamedTuple):
             for one in self.autocast:
                 stack.enter_context(torch.autocast(one.device, one.dtype, one.enabled))
             yield
+
+
+class Outside(NamedTuple):
+    """What holds around a call that runs straight, for what is done in the midst of it: nothing
+    reaches that from the call's own code, as if this were on a thread of its own."""
+
+    modes: Modes
+    inference: bool
+    hooks: Any  # on tensors that are saved for backward; those outside of them are not in use
+
+    @classmethod
+    def now(cls) -> Outside:
+        return cls(Modes.now(), torch.is_inference_mode_enabled(), _hooks())
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Inside, it is as it was."""
+        inner = []
+        while (hooks := _hooks()) is not None and hooks != self.hooks:
+            inner.append(hooks)
+            torch._C._autograd._pop_saved_tensors_default_hooks()
+        ends = torch.is_inference_mode_enabled() and not self.inference
+        try:
+            with torch.inference_mode(False) if ends else NOTHING, self.modes.held():
+                yield
+        finally:
+            for pack, unpack in reversed(inner):
+                torch._C._autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def _hooks() -> Any:
+    """The innermost ones of this thread; None without any."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True)
 
 
 class Ended(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -13,9 +13,8 @@ from muster_modelparallel.model.random import Draw
 from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run.offload import SavedTensors
 from muster_modelparallel.run.pipeline.protocols import PreparedCall, StageRun, Tensors
+from muster_modelparallel.run.pipeline.suspended import NOTHING
 from muster_modelparallel.run.pipeline.tasks import Task
-
-NOTHING = nullcontext()
 
 
 class Steps(Protocol):
