@@ -43,7 +43,7 @@ _WORDS = {
 
 
 def check(job: Submission) -> None:
-    """See `Destination`."""
+    """See `SubmitTarget`."""
     batch_job.check(job)
 
 

@@ -19,7 +19,7 @@ from muster.types.deadlines import RANGES
 from muster.types.names import TYPED, did_you_mean, listed
 
 if TYPE_CHECKING:
-    from muster.submit.values import Destination, Submission, Submitted
+    from muster.submit.values import Submission, SubmitTarget, Submitted
 
 USAGE = """muster submit SCRIPT --on ENGINE [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]
        muster submit --status RUN | --follow RUN | --cancel RUN"""
@@ -101,12 +101,12 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def target_of(name: str) -> Destination:
+def target_of(name: str) -> SubmitTarget:
     """The engine of that name. Raises UsageError."""
     if name not in TARGETS:
         guess = did_you_mean(name, TARGETS, likeness=TYPED)
         raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(TARGETS)}")
-    target: Destination = import_module(TARGETS[name])
+    target: SubmitTarget = import_module(TARGETS[name])
     return target
 
 
@@ -155,7 +155,7 @@ def _count(file: str) -> int:
     return len(read_hosts(file))
 
 
-def _hand_over(args: argparse.Namespace, target: Destination, job: Submission) -> Submitted:
+def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) -> Submitted:
     """With a run folder, which goes again where the engine does not take the job."""
     from muster.local.record import runfolder
     from muster.submit import folder

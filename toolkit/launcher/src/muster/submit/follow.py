@@ -8,7 +8,7 @@ import time
 
 from muster.arguments import UsageError, tell
 from muster.local.paths import shown
-from muster.submit.values import ENDED, Destination, JobState, Submitted
+from muster.submit.values import ENDED, JobState, SubmitTarget, Submitted
 
 POLL_S = 1.0
 LOOK_S = 0.1
@@ -17,7 +17,7 @@ INTERRUPTED = 130
 MAX_READ_BYTES = 1 << 20
 
 
-def follow(target: Destination, job: Submitted) -> int:
+def follow(target: SubmitTarget, job: Submitted) -> int:
     """The job's exit code: 1 where nobody knows it, 130 where the person stops looking. Raises
     UsageError where the engine stays silent."""
     output = target.output(job)

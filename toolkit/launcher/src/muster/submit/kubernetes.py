@@ -45,7 +45,7 @@ _FOUND = '{.kind}{" "}{.metadata.namespace}{" "}{.metadata.uid}{" "}{.apiVersion
 
 
 def check(job: Submission) -> None:
-    """See `Destination`."""
+    """See `SubmitTarget`."""
     kubernetes_job.check(job)
     packed(job)
 

@@ -23,7 +23,7 @@ MAX_READ_BYTES = 1 << 16
 
 
 class PodLogs:
-    """A `JobOutput`. `pods`: asks for the pods as JSON. `logs`: follows one, whose name is added."""
+    """A `JobOutput`. `pods`: asks for the pods as JSON. `logs`: follows one, by its name."""
 
     def __init__(self, pods: list[str], logs: list[str]) -> None:
         self._pods, self._logs = pods, logs

@@ -36,7 +36,7 @@ _WORDS = {
 
 
 def check(job: Submission) -> None:
-    """See `Destination`."""
+    """See `SubmitTarget`."""
     slurm_script.check(job)
 
 

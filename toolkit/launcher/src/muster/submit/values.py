@@ -72,7 +72,7 @@ class JobOutput(Protocol):
         """Passes on what is left, once the job has ended."""
 
 
-class Destination(Protocol):
+class SubmitTarget(Protocol):
     """An engine as `muster submit` needs it. What the user can mend is a UsageError; no question
     to the engine's client takes longer than `client.LIMIT_S`."""
 
