@@ -6,6 +6,7 @@ import argparse
 import os
 import re
 import sys
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -173,8 +174,9 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
         try:
             folder.keep(submitted)
         except BaseException:  # nobody would find the job again
-            target.cancel(submitted)
-            tell(f"muster submit: {submitted.engine} job {submitted.job_id} is cancelled\n")
+            with suppress(UsageError):
+                target.cancel(submitted)
+                tell("muster submit: cancelled it\n")
             raise
     os.close(made.lock)
     return submitted

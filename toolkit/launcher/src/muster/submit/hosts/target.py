@@ -12,7 +12,7 @@ from muster.submit import client
 from muster.submit.arguments import run_arguments
 from muster.submit.follow import FileTail
 from muster.submit.hosts.attend import Attendance
-from muster.submit.hosts.listed import SubmitTarget, attended, read_hosts, ssh
+from muster.submit.hosts.listed import Destination, attended, read_hosts, ssh
 from muster.submit.hosts.request import ARCHIVE, OUTPUT
 from muster.submit.values import (
     FAILED,
@@ -95,7 +95,7 @@ def output(job: Submitted) -> JobOutput:
 def inside(job: Submitted) -> list[str]:
     """A second connection to the leader."""
     settings = {k[4:]: v for k, v in job.where.items() if k.startswith("set ")}
-    leader = SubmitTarget(job.where["leader"], "")
+    leader = Destination(job.where["leader"], "")
     return [*ssh(leader, settings), shlex.quote(job.where["python"]), "-m", "muster"]
 
 
