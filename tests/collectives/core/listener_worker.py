@@ -125,6 +125,31 @@ def children_hold(meeting: Meeting, victim: int) -> dict[str, Any]:
     return words
 
 
+def children_stay(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The victim leaves a group whose connections a child of it has as well."""
+    world, part = meeting.world(), meeting.world("part")
+    summed(part)
+    words: dict[str, Any] = {"kind": ""}
+    if meeting.rank == victim:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+        part.close()
+        try:
+            meeting.wait_for_mark("told", 2 * SLOW_S)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    else:
+        words = described(raised(lambda: summed(part)))
+        meeting.mark("told")
+        part.close()
+    words["sum"] = summed(world)
+    world.close()
+    return words
+
+
 def filled_once(meeting: Meeting, victim: int) -> dict[str, Any]:
     """The lower rank accepts with the last of its descriptors. It has many again when the other
     comes late to another group."""
@@ -186,7 +211,8 @@ def listeners() -> list[tuple[str, int]]:
 
 
 PLAYS: dict[str, Callable[[Meeting, int], dict[str, Any]]] = {
-    each.__name__: each for each in (leaves, comes_late, listens, forks, children_hold, filled_once)
+    each.__name__: each
+    for each in (leaves, comes_late, listens, forks, children_hold, children_stay, filled_once)
 }
 
 if __name__ == "__main__":

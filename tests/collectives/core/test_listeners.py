@@ -48,5 +48,13 @@ def test_who_connects_is_let_go_of_though_a_forked_child_has_a_copy() -> None:
     assert (first["told"], first["sum"], second["sum"]) == (True, 3.0, 3.0)
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves_a_group_is_missed_though_its_child_has_its_connections(
+    victim: int,
+) -> None:
+    said = played("children_stay", victim)
+    assert (said[1 - victim]["kind"], said[1 - victim]["ranks"]) == ("PeerError", [victim]), said
+
+
 def test_a_want_of_descriptors_that_is_over_ends_no_later_wait() -> None:
     assert [each["sums"] for each in played("filled_once")] == [[3.0, 3.0]] * 2
