@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+import resource
+import signal
 import socket
 import sys
 import time
 from array import array
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -15,6 +19,7 @@ from muster_collectives.binding import library
 from muster_collectives.core import Communicator
 from tests.collectives.faults.fault_worker import LONG_S, described, raised
 from tests.collectives.support.meeting import Meeting
+from tests.support.waiting import wait_until
 
 SLOW_S = 3.0  # longer than a port that is closed is tried at
 
@@ -89,6 +94,85 @@ def forks(meeting: Meeting, victim: int) -> dict[str, Any]:
     return {"sum": found, "child": os.waitstatus_to_exitcode(status)}
 
 
+def children_hold(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """Strangers are at the first rank's listener when it forks, and end while the child lives: one
+    by itself, one put out for what it says."""
+    world = meeting.world()
+    summed(world)
+    words: dict[str, Any] = {}
+    if meeting.rank == 0:
+        alone = watched()
+        strangers = [socket.create_connection(where()) for _ in range(2)]
+        wait_until(lambda: watched() == alone + 2, SLOW_S, "not both are accepted")
+        pid = os.fork()
+        if not pid:
+            for stranger in strangers:
+                stranger.close()
+            signal.pause()
+            os._exit(0)
+        try:
+            strangers[0].close()
+            strangers[1].sendall(b"x" * 64)
+            strangers[1].settimeout(SLOW_S)
+            words["told"] = strangers[1].recv(1) == b""
+            wait_until(lambda: watched() == alone, SLOW_S, "those that ended are looked at")
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+            strangers[1].close()
+    words["sum"] = summed(world)
+    world.close()
+    return words
+
+
+def children_stay(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The victim leaves a group whose connections a child of it has as well."""
+    world, part = meeting.world(), meeting.world("part")
+    summed(part)
+    words: dict[str, Any] = {"kind": ""}
+    if meeting.rank == victim:
+        pid = os.fork()
+        if not pid:
+            signal.pause()
+            os._exit(0)
+        part.close()
+        try:
+            meeting.wait_for_mark("told", 2 * SLOW_S)
+        finally:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+    else:
+        words = described(raised(lambda: summed(part)))
+        meeting.mark("told")
+        part.close()
+    words["sum"] = summed(world)
+    world.close()
+    return words
+
+
+def filled_once(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The lower rank accepts with the last of its descriptors. It has many again when the other
+    comes late to another group."""
+    world, part, late = meeting.world(), meeting.world("part"), meeting.world("late")
+    summed(world)
+    if meeting.rank == 0:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest = os.dup(0)
+        os.close(lowest)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest + 1, hard))
+        meeting.mark("full")
+        found = [summed(part)]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    else:
+        meeting.wait_for_mark("full")
+        found = [summed(part)]
+        time.sleep(SLOW_S)
+    found.append(summed(late))
+    for group in (part, late, world):
+        group.close()
+    return {"sums": found}
+
+
 def summed(comm: Communicator) -> float:
     """Of all ranks, each of which gives its own and one."""
     total = array("d", [comm.rank + 1.0])
@@ -96,19 +180,39 @@ def summed(comm: Communicator) -> float:
     return total[0]
 
 
-def listening() -> int:
+def where() -> tuple[str, int]:
+    """This process's listener."""
+    return listeners()[0]
+
+
+def watched() -> int:
+    """How many descriptors its epoll sets look at."""
     found = 0
-    for name in os.listdir("/proc/self/fd"):
-        try:
-            with socket.socket(fileno=os.dup(int(name))) as each:
-                found += each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-        except OSError:  # no socket, or the descriptor of the folder itself
-            continue
+    for path in Path("/proc/self/fdinfo").iterdir():
+        with suppress(OSError):
+            found += path.read_text().count("tfd:")
+    return found
+
+
+def listening() -> int:
+    return len(listeners())
+
+
+def listeners() -> list[tuple[str, int]]:
+    found = []
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # the descriptor of the folder itself
+            if not os.readlink(path).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(path.name))) as each:
+                if each.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    found.append(each.getsockname()[:2])
     return found
 
 
 PLAYS: dict[str, Callable[[Meeting, int], dict[str, Any]]] = {
-    each.__name__: each for each in (leaves, comes_late, listens, forks)
+    each.__name__: each
+    for each in (leaves, comes_late, listens, forks, children_hold, children_stay, filled_once)
 }
 
 if __name__ == "__main__":

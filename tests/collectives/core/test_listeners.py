@@ -40,3 +40,21 @@ def test_one_socket_listens_for_all_groups_until_the_last_is_closed() -> None:
 def test_a_forked_child_makes_groups_of_its_own_and_keeps_no_port_of_its_parent_open() -> None:
     for said in played("forks"):
         assert (said["sum"], said["child"]) == (6.0, 0), said
+
+
+def test_who_connects_is_let_go_of_though_a_forked_child_has_a_copy() -> None:
+    """It would be looked at without end, and would wait without end for a word."""
+    first, second = played("children_hold")
+    assert (first["told"], first["sum"], second["sum"]) == (True, 3.0, 3.0)
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_rank_that_leaves_a_group_is_missed_though_its_child_has_its_connections(
+    victim: int,
+) -> None:
+    said = played("children_stay", victim)
+    assert (said[1 - victim]["kind"], said[1 - victim]["ranks"]) == ("PeerError", [victim]), said
+
+
+def test_a_want_of_descriptors_that_is_over_ends_no_later_wait() -> None:
+    assert [each["sums"] for each in played("filled_once")] == [[3.0, 3.0]] * 2

@@ -1,7 +1,6 @@
 /* An abort told to other nodes by a thread of its own, since the rank that aborts may be in no call and may
- * have no connection. Its hello on the channel MC_NET_ABORT says all: a rank that polls its listener, in any wait at
- * all, writes the group's failure for its node (net/listener.c). One rank of a node is enough. Ranks that are in
- * no call do not listen: what was sent waits in their sockets until they make their next call. */
+ * have no connection. Its hello on the channel MC_NET_ABORT says all: the thread that listens there, whatever its rank is
+ * doing, writes the group's failure for its node (net/listener.c). One rank of a node is enough. */
 #define _GNU_SOURCE
 #include <time.h>
 #include "net/connection.h"

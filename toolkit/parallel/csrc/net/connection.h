@@ -113,7 +113,7 @@ struct mc_loop {
   uint8_t *left;
   uint64_t done_base, done_next, done_room, open;
   /* control messages */
-  uint64_t heartbeat_ns, listener_ns, reported_ns;
+  uint64_t heartbeat_ns, reported_ns;
   bool has_report;
   struct mc_failure reported;
   uint8_t *rank_status, *reported_status; /* [size]; the first is scratch */
@@ -133,7 +133,7 @@ struct mc_net {
   struct mc_shared *shared;
   struct mc_listener *listener; /* NULL: not joined */
   uint64_t endpoint;
-  _Atomic bool has_told; /* its failure, to all who were connected: nobody would tell those who come later */
+  bool has_told; /* its failure, to all who were connected: nobody would tell those who come later. Under the lock of mc_shared */
   struct mc_loop channels[MC_NET_CHANNELS];
   int buffer_bytes; /* of a socket, 0: the kernel's own choice */
 };
@@ -152,6 +152,7 @@ bool mc_waker_take(struct mc_loop *loop); /* false: there is no descriptor, so i
 void mc_waker_give_back(struct mc_loop *loop);
 void mc_loop_wake(struct mc_loop *loop); /* from any thread: does not sleep on */
 /* --- net/listener.c */
+void mc_listener_deafen(struct mc_net *n); /* sets has_told */
 /* Takes what was handed to the channel into its connections. */
 void mc_listener_fetch(struct mc_loop *loop);
 /* --- net/connector.c */

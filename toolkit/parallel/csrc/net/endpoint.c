@@ -52,6 +52,7 @@ static void listener_end(struct mc_shared *s, struct mc_listener *listener) {
   shutdown(listener->listen_fd, SHUT_RDWR); /* wakes its thread; who connects from here on is refused */
   pthread_mutex_unlock(&s->lock);
   if (listener->has_thread) pthread_join(listener->thread, NULL);
+  for (uint32_t i = 0; i < MC_PENDING; i++) mc_pending_evict(listener, &listener->pending[i]);
   mc_listener_close_sockets(listener);
   free(listener->pending), free(listener->hosts), free(listener);
 }
@@ -65,7 +66,7 @@ static void endpoint_end(struct mc_shared *s, struct mc_listener *listener, stru
     struct mc_pending *p = &listener->pending[i];
     if (p->fd < 0 || p->state == MC_UNREAD || p->hello.client.endpoint != endpoint->number) continue;
     if (p->state != MC_ANSWERED) mc_pending_refuse(p);
-    mc_pending_evict(p);
+    mc_pending_evict(listener, p);
   }
   free(endpoint);
   if (!listener->endpoints) listener_end(s, listener);

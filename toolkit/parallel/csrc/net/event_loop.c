@@ -34,6 +34,7 @@ void mc_loop_close(struct mc_loop *loop) {
   while (loop->conns) {
     struct mc_conn *conn = loop->conns;
     loop->conns = conn->next;
+    if (conn->fd >= 0) shutdown(conn->fd, SHUT_RDWR); /* a forked child may have a copy that stays open */
     mc_conn_free(conn);
   }
   while (loop->handed) {

@@ -4,6 +4,7 @@
  * each; a rank that is put out by a crowd tries again. */
 #define _GNU_SOURCE
 #include <errno.h>
+#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -12,14 +13,23 @@
 #include "net/connection.h"
 #include "group/fault_point.h"
 
-void mc_pending_evict(struct mc_pending *p) {
+/* Closing is not enough where a forked child has a copy: the socket would stay in the epoll set, which would call out for a
+ * place that is free, and whoever connected would not hear of its end. */
+void mc_pending_evict(struct mc_listener *listener, struct mc_pending *p) {
   const int fd = p->fd;
   p->fd = -1;
-  if (fd >= 0) close(fd); /* leaves the epoll set by itself */
+  if (fd < 0) return;
+  epoll_ctl(listener->poll_fd, EPOLL_CTL_DEL, fd, NULL);
+  shutdown(fd, SHUT_RDWR);
+  close(fd);
 }
 
+/* Closes, and no more: in a forked child they are its parent's as well. */
 void mc_listener_close_sockets(struct mc_listener *listener) {
-  for (uint32_t i = 0; i < MC_PENDING; i++) mc_pending_evict(&listener->pending[i]);
+  for (uint32_t i = 0; i < MC_PENDING; i++) {
+    if (listener->pending[i].fd >= 0) close(listener->pending[i].fd);
+    listener->pending[i].fd = -1;
+  }
   if (listener->listen_fd >= 0) close(listener->listen_fd);
   if (listener->poll_fd >= 0) close(listener->poll_fd);
   listener->listen_fd = listener->poll_fd = -1;
@@ -40,7 +50,7 @@ static struct mc_pending *free_slot(struct mc_listener *listener) {
     if (listener->pending[i].since_ns < oldest->since_ns) oldest = &listener->pending[i];
   }
   if (mc_now_ns() - oldest->since_ns < MC_CROWDED_NS) return NULL;
-  mc_pending_evict(oldest);
+  mc_pending_evict(listener, oldest);
   return oldest;
 }
 
@@ -67,7 +77,7 @@ void mc_pending_refuse(struct mc_pending *p) {
 /* In a call of a group that has failed here nothing is received any more: who comes late hears of it from others, or at its
  * deadline, and does not take what it sends for received. */
 static bool is_deaf(const struct mc_net *n, const struct mc_client_hello *hello) {
-  return hello->channel == MC_NET_COLLECTIVE && atomic_load(&n->has_told);
+  return hello->channel == MC_NET_COLLECTIVE && n->has_told;
 }
 
 /* false: it is not ours, or has been told all */
@@ -152,14 +162,17 @@ void mc_listener_answer_early(struct mc_listener *listener, uint64_t endpoint) {
     struct mc_pending *p = &listener->pending[i];
     if (p->fd < 0 || p->state != MC_EARLY || p->hello.client.endpoint != endpoint) continue;
     if (answer(listener, p)) set_reading(listener, p, true);
-    else mc_pending_evict(p);
+    else mc_pending_evict(listener, p);
   }
 }
 
-/* Who connects stays in the backlog, where it would be seen at each look. */
-static void rest(struct mc_listener *listener) {
+/* Who connects stays in the backlog, where it would be seen at each look. Without a descriptor the kernel says so even where
+ * nobody has come. */
+static void rest(struct mc_listener *listener, int error) {
+  struct pollfd at = {.fd = listener->listen_fd, .events = POLLIN};
+  if (mc_would_block(error) || poll(&at, 1, 0) <= 0) return;
   const uint64_t now = mc_now_ns();
-  if (!atomic_load(&listener->no_fd_ns)) atomic_store(&listener->no_fd_ns, now);
+  if (mc_no_descriptor(error) && !atomic_load(&listener->no_fd_ns)) atomic_store(&listener->no_fd_ns, now);
   listener->rest_ns = now + MC_SLICE_NS;
   set_listening(listener, false);
 }
@@ -174,7 +187,7 @@ static void accept_pending(struct mc_listener *listener) {
     const int fd = accept4(listener->listen_fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
     if (fd < 0 && (errno == EINTR || errno == ECONNABORTED)) continue;
     if (fd < 0) {
-      if (mc_no_descriptor(errno)) rest(listener);
+      rest(listener, errno);
       return;
     }
     atomic_store(&listener->no_fd_ns, 0);
@@ -183,7 +196,7 @@ static void accept_pending(struct mc_listener *listener) {
     mc_socket_settle(fd, listener->buffer_bytes);
     struct epoll_event event = {.events = EPOLLIN, .data = {.u32 = (uint32_t)(p - listener->pending)}};
     /* its hello is there as a rule */
-    if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(listener, p)) mc_pending_evict(p);
+    if (epoll_ctl(listener->poll_fd, EPOLL_CTL_ADD, fd, &event) != 0 || !read_hello(listener, p)) mc_pending_evict(listener, p);
   }
 }
 
@@ -194,7 +207,7 @@ static void deal_with(struct mc_listener *listener, const struct epoll_event *ev
   }
   struct mc_pending *p = &listener->pending[event->data.u32];
   const bool is_over = p->state == MC_EARLY || p->state == MC_WATCHER; /* nothing more is due of those */
-  if (p->fd >= 0 && (is_over || !read_hello(listener, p))) mc_pending_evict(p);
+  if (p->fd >= 0 && (is_over || !read_hello(listener, p))) mc_pending_evict(listener, p);
 }
 
 /* Ends slow hellos. In how many ms that is to be done again; -1: there is none. */
@@ -202,7 +215,7 @@ static int evict_old(struct mc_listener *listener) {
   const uint64_t now = mc_now_ns();
   bool is_free = true;
   for (uint32_t i = 0; i < MC_PENDING; i++) {
-    if (listener->pending[i].fd >= 0 && now - listener->pending[i].since_ns > MC_HELLO_NS) mc_pending_evict(&listener->pending[i]);
+    if (listener->pending[i].fd >= 0 && now - listener->pending[i].since_ns > MC_HELLO_NS) mc_pending_evict(listener, &listener->pending[i]);
     if (listener->pending[i].fd >= 0) is_free = false;
   }
   if (!listener->listening && now >= listener->rest_ns && free_slot(listener)) set_listening(listener, true);
@@ -237,6 +250,13 @@ bool mc_listener_is_busy(struct mc_net *n) {
   }
   pthread_mutex_unlock(&n->shared->lock);
   return busy;
+}
+
+/* Whoever was handed over before is there to be fetched; nobody is any more. */
+void mc_listener_deafen(struct mc_net *n) {
+  pthread_mutex_lock(&n->shared->lock);
+  n->has_told = true;
+  pthread_mutex_unlock(&n->shared->lock);
 }
 
 /* Takes what was handed to the channel into its connections. */

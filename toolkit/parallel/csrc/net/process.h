@@ -55,8 +55,8 @@ void mc_listener_leave(struct mc_net *n);                  /* nothing more is ha
 /* --- net/listener.c, with the lock of mc_shared */
 struct mc_endpoint *mc_endpoint_of(const struct mc_listener *listener, uint64_t number); /* NULL: it is not there, or no more */
 void mc_listener_answer_early(struct mc_listener *listener, uint64_t endpoint); /* those that waited for its net */
-void mc_listener_close_sockets(struct mc_listener *listener);
-void mc_pending_evict(struct mc_pending *p);
+void mc_listener_close_sockets(struct mc_listener *listener); /* this process's descriptors of them */
+void mc_pending_evict(struct mc_listener *listener, struct mc_pending *p); /* ends the connection */
 void mc_pending_refuse(struct mc_pending *p); /* its group has left: it makes of it what it makes of a closed port */
 /* --- net/listener.c, without it */
 void *mc_listener_run(void *of); /* its thread */

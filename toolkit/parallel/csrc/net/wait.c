@@ -105,7 +105,7 @@ static void finish_connecting(struct mc_loop *loop) {
 void mc_net_propagate(struct mc_comm *c, const struct mc_failure *failure) {
   struct mc_loop *loop = &c->net->channels[MC_NET_COLLECTIVE];
   finish_connecting(loop);
-  atomic_store(&c->net->has_told, true);
+  mc_listener_deafen(c->net);
   mc_listener_fetch(loop);
   mc_control_abort(loop, failure);
 }

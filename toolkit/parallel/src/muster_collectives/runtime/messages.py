@@ -27,8 +27,8 @@ _FIXES = {
     Code.ENET: "see that the ranks' hosts reach each other (COLLECTIVES_INTERFACE says over what)",
     Code.ECHECK: "the network or a host's memory changes bytes: take the named rank's host out",
     Code.EMEM: "give the job more memory, or use smaller buffers",
-    Code.ESYS: "the reason above is the system's; limits of descriptors and memory are the usual "
-    "cause (ulimit -a)",
+    Code.ESYS: "the reason above is the system's; limits of descriptors, threads and memory are "
+    "the usual cause (ulimit -a)",
     Code.EFORK: "make a group of its own in the child, or start it with spawn instead of fork",
     Code.ECLOSED: "make the group again before using it",
 }
