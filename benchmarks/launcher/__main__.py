@@ -123,7 +123,7 @@ def _sizes(measured: Software) -> Iterator[Row]:
         "MB",
         ours.files / _MB,
         {INCUMBENT: peer.files / _MB},
-        (at_least_times(100, peer.files, ours.files), under(ours.files / _MB, 1.8, "MB")),
+        (at_least_times(100, peer.files, ours.files), under(ours.files / _MB, 2.1, "MB")),
         f"{len(ours.distributions)} distribution of ours, {len(peer.distributions)} of the peer; "
         f"modules that Python compiles come on top: ours {ours.caches / _MB:.1f}, "
         f"peer {peer.caches / _MB:.1f} MB",

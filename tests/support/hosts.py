@@ -64,7 +64,9 @@ def networks(
     try:
         mark = secrets.token_hex(4)
         alone = ["--mount"] if whole else []
-        silent = "mount --bind /dev/null /etc/resolv.conf && " if whole else ""
+        # what ranks share in memory is their host's, and no other test's
+        own_mounts = "mount -t tmpfs tmpfs /dev/shm && mount --bind /dev/null /etc/resolv.conf && "
+        silent = own_mounts if whole else ""
         if known is not None:
             lines = [f"{address(place)} {name}\n" for place, name in enumerate(names)]
             known.write_text("".join(["127.0.0.1 localhost\n", *lines]))

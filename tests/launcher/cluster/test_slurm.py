@@ -214,7 +214,8 @@ if facts().attempt == 2:
     slurm.client("scontrol", "requeue", job.number)
     slurm.wait_nobody()
     wait_until(lambda: slurm.facts(job.number)["JobState"] == "PENDING", 30)
-    slurm.client("scontrol", "update", f"JobId={job.number}", "StartTime=now")
+    # in the second in which the first attempt's credential ended, nodes refuse a new one
+    slurm.client("scontrol", "update", f"JobId={job.number}", "StartTime=now+2")
     assert before.count("attempt 1") == 2, before
     assert job.ended() == ("COMPLETED", 0), slurm.story(job.number)
     assert job.log.count("attempt 2") == 2 and job.codes() == [0, 0], job.log
