@@ -121,6 +121,8 @@ def test_the_script_s_own_code_is_the_job_s(desk: Desk) -> None:
 def test_a_running_job_is_asked_and_stopped_where_it_runs(desk: Desk) -> None:
     desk.submit("asked", "--hosts", "2", "--", "stay")
     desk.wait_for("asked", "stays")
+    # a run can be asked a moment after its ranks began
+    wait_until((desk.folder / "asked/n1/control").exists, 20, lambda: desk.log("asked"))
     rows = desk.muster("ps", "asked").splitlines()[1:]
     assert [row.split()[0] for row in rows] == list(NODES)
     assert "train.py" in desk.muster("stacks", "asked", "--ranks", "1")
