@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from muster.contract.engines import detect
 from muster.contract.engines.slurm import expanded
+from tests.launcher.support.fixtures import REFUSING, saving
 from tests.launcher.support.slurm import ROOT, Slurm, cluster
 from tests.launcher.unit.contract.test_engine_readers import SLURM
 from tests.support.waiting import wait_until
@@ -30,24 +31,7 @@ print("up", flush=True)
 while True:
     time.sleep(0.05)
 """
-SAVES = f"""\
-import signal, sys, time
-def save(number, frame):
-    asked.append(number)
-    print("asked", len(asked), flush=True)
-    if len(asked) == 1:
-        time.sleep({SAVE_S})
-        print("saved", flush=True)
-        sys.exit(0)
-asked = []
-signal.signal(signal.SIGTERM, save)
-{PLAIN}"""
-RAISES = f"""\
-import signal
-def refuse(number, frame):
-    raise RuntimeError("preempted")
-signal.signal(signal.SIGTERM, refuse)
-{PLAIN}"""
+SAVES, RAISES = saving(SAVE_S) + PLAIN, REFUSING + PLAIN
 MPI = "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
 REDUCES = """\
 import torch, torch.distributed as dist

@@ -1,4 +1,4 @@
-"""Fixtures that several folders of tests share."""
+"""Fixtures, and beginnings of scripts, that several folders of tests share."""
 
 from __future__ import annotations
 
@@ -52,3 +52,28 @@ def cluster(tmp_path: Path) -> Iterator[Callable[..., Cluster]]:
 
     with checked(made):
         yield make
+
+
+# beginnings of scripts that hear a stop: one refuses it, one saves
+REFUSING = """\
+import signal
+def refuse(number, frame):
+    raise RuntimeError("preempted")
+signal.signal(signal.SIGTERM, refuse)
+"""
+
+
+def saving(lasts_s: float) -> str:
+    """Saves for so long at the first SIGTERM, and says each one."""
+    return f"""\
+import signal, sys, time
+def save(number, frame):
+    asked.append(number)
+    print("asked", len(asked), flush=True)
+    if len(asked) == 1:
+        time.sleep({lasts_s})
+        print("saved", flush=True)
+        sys.exit(0)
+asked = []
+signal.signal(signal.SIGTERM, save)
+"""

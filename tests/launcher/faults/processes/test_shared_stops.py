@@ -14,6 +14,7 @@ import pytest
 
 from tests.launcher.support.cluster import Cluster
 from tests.launcher.support.events import events_in
+from tests.launcher.support.fixtures import REFUSING, saving
 from tests.support.waiting import wait_until
 
 Make = Callable[..., Cluster]
@@ -25,24 +26,7 @@ print("pid", os.getpid(), flush=True)
 while True:
     time.sleep(0.05)
 """
-SAVES = f"""\
-import signal, sys, time
-def save(number, frame):
-    asked.append(number)
-    print("asked", len(asked), flush=True)
-    if len(asked) == 1:
-        time.sleep({LASTS_S})
-        print("saved", flush=True)
-        sys.exit(0)
-asked = []
-signal.signal(signal.SIGTERM, save)
-{WAITS}"""
-RAISES = f"""\
-import signal
-def refuse(number, frame):
-    raise RuntimeError("preempted")
-signal.signal(signal.SIGTERM, refuse)
-{WAITS}"""
+SAVES, RAISES = saving(LASTS_S) + WAITS, REFUSING + WAITS
 
 
 def started(job: Cluster) -> dict[str, int]:

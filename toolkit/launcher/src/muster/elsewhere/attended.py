@@ -26,12 +26,12 @@ from muster.local.frames import Receiver, Sender
 from muster.local.record.layout import ENVIRON
 from muster.local.record.runfolder import in_words
 from muster.run.child.rank_shim import become_subreaper, descendants, end_tree, reap
+from muster.types.errors import STOPPED_EXIT_CODE
 from muster.version import __version__
 
 CODE, RUN = "code.tar.gz", "run"  # in the private folder
 MARGIN_S = 5.0  # from the end of the stop's time until nothing is left
 KILL_LIMIT_S, TIDY_S = 10.0, 2.0
-STOPPED_CODE = 143
 PIECE = 1 << 16
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
@@ -174,7 +174,7 @@ class _Job:
         end_tree(lambda: reap(self._ended), left, KILL_LIMIT_S)
         for pump in self._pumps:
             pump.join(KILL_LIMIT_S)
-        return STOPPED_CODE if killed or self._code is None else self._code
+        return STOPPED_EXIT_CODE if killed or self._code is None else self._code
 
     def _ended(self, pid: int, code: int) -> None:
         """Also of orphans, which are this process's own to take."""

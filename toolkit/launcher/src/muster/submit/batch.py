@@ -28,13 +28,13 @@ from muster.submit.values import (
     Submission,
     Submitted,
 )
+from muster.types.errors import STOPPED_EXIT_CODE
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
 LOG_GROUP = "/aws/batch/job"
 EVERY_S = 3.0  # logs are asked for
 MOST = 16  # nodes whose output is shown
-STOPPED_CODE = 143
 _WORDS = {
     **dict.fromkeys(("SUBMITTED", "PENDING", "RUNNABLE"), QUEUED),
     **dict.fromkeys(("STARTING", "RUNNING"), RUNNING),
@@ -101,8 +101,8 @@ def judged(found: dict[str, dict[str, Any]], job_id: str, main: str) -> JobState
     why = client.in_a_sentence(reason) if reason else why
     code = _exit_code(found.get(main, {}))
     code = _exit_code(told) if code is None else code
-    ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_CODE
-    return JobState(STOPPED, STOPPED_CODE, why) if ended else JobState(FAILED, code, why)
+    ended = told.get("isTerminated") or told.get("isCancelled") or code == STOPPED_EXIT_CODE
+    return JobState(STOPPED, STOPPED_EXIT_CODE, why) if ended else JobState(FAILED, code, why)
 
 
 def _exit_code(told: dict[str, Any]) -> int | None:

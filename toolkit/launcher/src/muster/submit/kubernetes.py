@@ -32,6 +32,7 @@ from muster.submit.values import (
     Submission,
     Submitted,
 )
+from muster.types.errors import STOPPED_EXIT_CODE
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
@@ -139,7 +140,7 @@ def state(job: Submitted) -> JobState:
             ended = _ENDED_BY.search(str(conditions[name].get("message", "")))
             code = int(ended[1]) if ended else exit_code(pods, _container(job))
             why = str(conditions[name].get("reason", ""))
-            return JobState(STOPPED if code == STOPPED_CODE else FAILED, code, why)
+            return JobState(STOPPED if code == STOPPED_EXIT_CODE else FAILED, code, why)
     if jobs[0]["metadata"].get("deletionTimestamp"):
         return JobState(RUNNING, None, "it is being deleted")
     if "Suspended" in conditions:
@@ -147,9 +148,6 @@ def state(job: Submitted) -> JobState:
     if any(pod.get("status", {}).get("phase") == "Running" for pod in pods):
         return JobState(RUNNING, None, _waits_for(job, pods))
     return JobState(QUEUED, None, _waits_for(job, pods))
-
-
-STOPPED_CODE = 143
 
 
 def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:

@@ -22,7 +22,9 @@ from muster.submit.values import (
     JobState,
     Submission,
     Submitted,
+    word_of,
 )
+from muster.types.errors import STOPPED_EXIT_CODE
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
@@ -75,7 +77,7 @@ def state(job: Submitted) -> JobState:
 def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
     """The job's own word counts, since a batch script may end otherwise than its job."""
     if word == "CANCELLED":
-        return STOPPED, 143
+        return STOPPED, STOPPED_EXIT_CODE
     own = folder.summary_code(job.run)
     if own is None:
         code, _, signal = exit_code.partition(":")
@@ -85,7 +87,7 @@ def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
         if word == "COMPLETED" or own:
             return _WORDS.get(word, FAILED), own
         return FAILED, 1
-    return {0: SUCCEEDED, 143: STOPPED}.get(own, FAILED), own
+    return word_of(own), own
 
 
 def cancel(job: Submitted) -> None:

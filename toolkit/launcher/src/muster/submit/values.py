@@ -6,13 +6,19 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from muster.local.request import Request
+from muster.types.errors import STOPPED_EXIT_CODE
 from muster.types.values import NamedTuple
 
 QUEUED, RUNNING = "queued", "running"
 SUCCEEDED, FAILED, STOPPED, LOST = "succeeded", "failed", "stopped", "lost"
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
 # exit codes worth another attempt: a lost host, a launcher that did not start, a stop from outside
-AGAIN = frozenset((102, 106, 143))
+AGAIN = frozenset((102, 106, STOPPED_EXIT_CODE))
+
+
+def word_of(code: int) -> str:
+    """How a job ended that ended with this exit code."""
+    return {0: SUCCEEDED, STOPPED_EXIT_CODE: STOPPED}.get(code, FAILED)
 
 
 class Submission(NamedTuple):

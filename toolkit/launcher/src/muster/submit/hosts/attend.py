@@ -27,6 +27,7 @@ from muster.submit.hosts.listed import Destination, attended, ssh
 from muster.submit.hosts.records import Unpacker
 from muster.submit.hosts.request import give, stop_s
 from muster.submit.values import Submission, Submitted
+from muster.types.errors import STOPPED_EXIT_CODE
 from muster.types.names import counted
 from muster.types.plain import shortened
 from muster.version import __version__
@@ -35,7 +36,7 @@ GREET_S = 90.0  # until all hosts have the code, or one of them says something
 FIRST_END_S = 5.0  # for the others, once a host's part has ended
 END_S = 30.0  # beyond a stop's time, until hosts send their records
 PART_S = 20.0  # until they have removed what lay there
-LOST_CODE, STOPPED_CODE = 102, 143
+LOST_CODE = 102
 SIGNAL = -1  # in place of a host's index
 
 
@@ -276,7 +277,7 @@ class Attendance:
         if 0 in self._codes:
             return self._codes[0]
         known = list(self._codes.values())
-        return known[0] if known else STOPPED_CODE if self._stops else LOST_CODE
+        return known[0] if known else STOPPED_EXIT_CODE if self._stops else LOST_CODE
 
 
 def _why(event: Event) -> str:

@@ -15,18 +15,14 @@ from muster.submit.hosts.attend import Attendance
 from muster.submit.hosts.listed import Destination, attended, read_hosts, ssh
 from muster.submit.hosts.request import ARCHIVE, OUTPUT
 from muster.submit.values import (
-    FAILED,
     LOST,
     RUNNING,
-    STOPPED,
-    SUCCEEDED,
     JobOutput,
     JobState,
     Submission,
     Submitted,
+    word_of,
 )
-
-STOPPED_CODE = 143
 
 
 def check(job: Submission) -> None:
@@ -60,8 +56,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
 def state(job: Submitted) -> JobState:
     """By what the run folder says, and whether somebody attends it."""
     if job.code is not None:
-        word = {0: SUCCEEDED, STOPPED_CODE: STOPPED}.get(job.code, FAILED)
-        return JobState(word, job.code)
+        return JobState(word_of(job.code), job.code)
     try:
         attended = not runfolder.is_free(job.run)
     except OSError:
