@@ -130,7 +130,7 @@ def take_the_status_of_the_script() -> None:
     from contextlib import suppress
     from pathlib import Path
 
-    from muster.run.child.reaper import Reaper
+    from muster.run.base.reaper import Reaper
     from muster.run.job import supervisor
 
     class Slow(Reaper):

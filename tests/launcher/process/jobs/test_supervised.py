@@ -16,8 +16,8 @@ import pytest
 
 from muster.run.base.logs import Pump
 from muster.run.base.loop import Loop
+from muster.run.base.reaper import Reaper
 from muster.run.child import rank_shim
-from muster.run.child.reaper import Reaper
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.child.shims import ShimPool
 from muster.run.child.steps import Steps

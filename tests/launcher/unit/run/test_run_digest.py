@@ -20,8 +20,8 @@ from muster.run.channel.digest import (
     digest_from_json,
     fitting,
 )
+from muster.run.child.failures import MOST_REPORTED
 from muster.run.child.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES
-from muster.run.child.ranks import FAILURES_REPORTED
 from muster.types.outcome import RankFailure
 
 numbers = st.none() | st.floats(0, 1e12)
@@ -82,7 +82,7 @@ def test_without_room_no_rank_stays() -> None:
     assert fitting(FULL, 10) == HostDigest((), MAX_PROCESSES)
 
 
-@pytest.mark.parametrize("failures", [0, FAILURES_REPORTED])
+@pytest.mark.parametrize("failures", [0, MOST_REPORTED])
 def test_the_end_of_the_largest_host_fits_a_frame_with_its_digest(failures: int) -> None:
     """Ends and failures come first."""
     text = m.shortened("\U0001f600" * FAILURE_TEXT_BYTES, FAILURE_TEXT_BYTES)

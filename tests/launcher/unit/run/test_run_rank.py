@@ -17,8 +17,8 @@ from muster.run.base.memory import KillWatch, Memory
 from muster.run.channel import messages as m
 from muster.run.channel import wire
 from muster.run.child.child import KILLED_S, LAST_WORDS_S, Child
+from muster.run.child.failures import MOST_REPORTED
 from muster.run.child.rank import FAILURE_TEXT_BYTES, SUMMARY_BYTES, Rank
-from muster.run.child.ranks import FAILURES_REPORTED
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.job.context import DETAIL_BYTES, host_error_of
 from muster.types.errors import InstallError
@@ -91,7 +91,7 @@ def test_what_the_most_ranks_of_a_host_tell_at_their_end_fits_a_frame() -> None:
         "a" * 63, 10**6, -6, 1e6 / 3, summary, text, True, True, "/l" * 100, "n" * 99, summary
     )
     phases = dict.fromkeys(("join", "stage", "plan", "ready", "watch"), 12345.678901234)
-    ended = m.HostEnded(ends, (one,) * FAILURES_REPORTED, phases)
+    ended = m.HostEnded(ends, (one,) * MOST_REPORTED, phases)
     payload = wire.encode(m.to_wire(ended))
     wire.encode_numbered(10**9, 10**9, payload)
     assert DETAIL_BYTES < wire.FRAME_LIMIT_BYTES

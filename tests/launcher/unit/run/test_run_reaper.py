@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from muster.run.child.reaper import reap
+from muster.run.base.reaper import reap
 
 
 def test_a_child_that_does_not_end_is_left_after_the_limit() -> None:

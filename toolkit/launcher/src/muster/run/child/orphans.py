@@ -6,7 +6,7 @@ import os
 from collections.abc import Collection
 
 from muster.plan.launchplan import RUN_ID
-from muster.run.child.reaper import session_of
+from muster.run.base.reaper import session_of
 from muster.run.child.shim_handle import state_of
 
 LOOKS = 10

@@ -18,8 +18,8 @@ from muster.run.base.memory import KillWatch, Memory
 from muster.run.base.record import Recorder
 from muster.run.channel.messages import HostError, RankEnd
 from muster.run.child.auxiliary import AuxiliaryProcess, Surrounding, launch_error, never_ran
-from muster.run.child.child import LAST_WORDS_S
-from muster.run.child.launching import ROLE, SETTLE_S, Launching
+from muster.run.child.failures import Failures
+from muster.run.child.launching import ROLE, Launching
 from muster.run.child.rank import Rank, pid_namespace, running
 from muster.run.child.servers import Servers
 from muster.run.child.shim_handle import ShimHandle
@@ -32,9 +32,6 @@ from muster.types.shown import Shown
 if TYPE_CHECKING:
     from muster.run.child.group_watch import GroupWatch
 
-FAILURES_REPORTED = 5  # so many texts fit a frame beside the ends of 1,024 ranks
-FOLLOWED_S = LAST_WORDS_S + 2 * SETTLE_S + 0.5  # what a rank only followed is reported by then
-RECORDED_OF_FAILURE = ("status", "summary", "at_s", "peer_lost")
 WATCH_S = 2.0  # what has ended by then is not looked at: no training is that short
 NO_AGENTS = (
     "the limit of open files (ulimit -n) is low: the ranks of this host run without agents, so "
@@ -85,10 +82,7 @@ class HostRanks:
         self._events = events
         self._deadlines = deadlines
         self._shown = shown
-        self._clock_offset = clock_offset
-        self._around = around
         self._kills = KillWatch(memory, lambda: running(self._ranks, self._servers.handles))
-        self._mask = mask
         self._plan: LaunchPlan | None = None
         self._addresses: Collection[str] = ()
         self._at_start: Mapping[str, str] = {}
@@ -96,18 +90,19 @@ class HostRanks:
         self._winding = False
         self._stopping = False
         self._over = False  # no rank runs any more
-        self._failed: set[int] = set()  # ranks whose failure is recorded
-        self._held: set[int] = set()  # ranks whose failure waits for its cause to show
-        self._held_errors = 0  # so do these
         self._released = False
         self._agents = True  # whether ranks have agents
         self._started = False
         self._leads = False
         self._watch: GroupWatch | None = None
+        self._failures = Failures(
+            host, loop, recorder, events, self._kills, clock_offset, around, mask,
+            deadlines.stop_hold_s, lambda: self._stopping, lambda: self._over,
+        )  # fmt: skip
         beside = Surrounding(
             host, loop, pool, pump, recorder, shown, self,
             lambda: self._released or self._stopping,
-            self._report_started, self._error, mask,
+            self._report_started, self._failures.error, mask,
         )  # fmt: skip
         self._servers = Servers(beside, self._kills)
         self.launching = Launching(beside, self)
@@ -124,7 +119,7 @@ class HostRanks:
         self._plan = plan
         self._at_start = at_start
         self._addresses = addresses
-        self._around = self._around.of_plan(plan, addresses)
+        self._failures.begin(plan, addresses)
         self._kills.begin(self._loop, lambda: self._over)
         drain_s = self._deadlines.drain_s
         self._ranks = [Rank(slot, self._loop, self, drain_s) for slot in plan.ranks_of(host)]
@@ -177,12 +172,7 @@ class HostRanks:
             return
         now = time.monotonic()
         running = self._begin_stop(now)
-        for rank in self._ranks:
-            died = rank.handle is not None and rank.handle.has_died
-            just_died = died and (rank.ended_s or now) >= now - hold_s
-            if rank.slot.rank in self._held or just_died:
-                rank.signalled_s = min(rank.ended_s or now, now - hold_s)
-        self._held.clear()
+        self._failures.give_to_stop(self._ranks, now)
 
         def end_the_rest() -> None:
             for rank in running:
@@ -268,7 +258,7 @@ class HostRanks:
         or for a server that ranks of other hosts may need."""
         if not self._stopping and not self._released:
             what, fix = NEVER_STARTED
-            self._error(launch_error(f"{what} ({role} on {self._host})", fix))
+            self._failures.error(launch_error(f"{what} ({role} on {self._host})", fix))
 
     def rank_started(self, rank: Rank) -> None:
         assert rank.handle is not None
@@ -292,21 +282,7 @@ class HostRanks:
             self._events.launch_failed(error)
 
     def rank_spoke(self, rank: Rank) -> None:
-        """Reports its failure, if it is one."""
-        handle = rank.handle
-        if handle is None or handle.lacked or handle.lost:
-            return
-        if rank.signalled_s is not None or not rank.status:
-            return
-        if self._plan is not None and rank.only_followed(self._plan.ends.peer_loss_exit_codes):
-            # the report ends the job, and what the rank followed would not be reported any more
-            self._hold(rank, FOLLOWED_S)
-        elif self._deadlines.stop_hold_s and (
-            handle.signalled or rank.may_be_stopped(self._addresses)
-        ):
-            self._hold(rank, self._deadlines.stop_hold_s)
-        else:
-            self._events.rank_failed(self._failure(rank))
+        self._failures.rank_spoke(rank)
 
     def rank_gone(self, rank: Rank) -> None:
         assert self._plan is not None
@@ -339,7 +315,7 @@ class HostRanks:
         if not (self._over or self._stopping or rank.ended_s):
             what = f"the process above rank {rank.slot.rank} was killed (on {self._host})"
             fix = "look for what kills processes there: a memory limit, or a person"
-            self._error(launch_error(what, fix))
+            self._failures.error(launch_error(what, fix))
 
     def _auxiliary_of(self, handle: ShimHandle) -> AuxiliaryProcess | None:
         """The launcher or server that the shim stands for."""
@@ -370,31 +346,6 @@ class HostRanks:
             fd, target, prefix, rank.watcher, keep, rank.stream_ended, is_stderr=is_stderr
         )
 
-    def _hold(self, rank: Rank, for_s: float) -> None:
-        self._held.add(rank.slot.rank)
-        self._loop.after(for_s, lambda: self._report_held(rank))
-
-    def _report_held(self, rank: Rank) -> None:
-        """What the rank followed has not been reported, and no stop."""
-        if rank.slot.rank in self._held and not self._over:
-            self._events.rank_failed(self._failure(rank))
-        self._held.discard(rank.slot.rank)
-
-    def _error(self, host_error: HostError) -> None:
-        """Reports what became of a launcher, a server or a shim, unless a stop did it."""
-        hold_s = self._deadlines.stop_hold_s
-        if not hold_s:
-            self._events.launch_failed(host_error)
-            return
-        self._held_errors += 1
-
-        def report() -> None:
-            self._held_errors -= 1
-            if not self._stopping:
-                self._events.launch_failed(host_error)
-
-        self._loop.after(hold_s, report)
-
     def _check_gone(self) -> None:
         if self._over or not all(rank.gone for rank in self._ranks):
             return
@@ -402,7 +353,7 @@ class HostRanks:
             for rank in self._ranks:  # it waits for their shims, and is waited for here
                 rank.release()
             return
-        if (self._held or self._held_errors) and not self._stopping:
+        if self._failures.waits and not self._stopping:
             return
         self._report_gone()
 
@@ -414,35 +365,7 @@ class HostRanks:
             self._events.ranks_note(found, "WARNING")
         now = time.monotonic()
         ends = tuple(rank.end(now) for rank in self._ranks if rank.ended_s or rank.killed)
-        self._events.ranks_gone(ends, self._failures())
-
-    def _failures(self) -> tuple[RankFailure, ...]:
-        """Ranks that failed by themselves, and those that were about to when muster signalled
-        them."""
-        found = [self._failure(rank) for rank in self._ranks if rank.failed]
-        return tuple(sorted(found, key=lambda failure: failure.at_s)[:FAILURES_REPORTED])
-
-    def _failure(self, rank: Rank) -> RankFailure:
-        """Its failure, which is recorded the first time."""
-        assert self._plan is not None
-        failure = rank.failure(
-            self._host,
-            self._plan.script.argv[0],
-            self._clock_offset(),
-            rank.log(self._recorder),
-            self._kills,
-            self._mask,
-            self._plan.ends.peer_loss_exit_codes,
-            self._around,
-        )
-        if failure.rank not in self._failed:
-            self._failed.add(failure.rank)
-            self._recorder.event(
-                "failure",
-                failure.rank,
-                **{name: getattr(failure, name) for name in RECORDED_OF_FAILURE},
-            )
-        return failure
+        self._events.ranks_gone(ends, self._failures.of(self._ranks))
 
     @property
     def of_world(self) -> list[Rank]:
@@ -461,7 +384,7 @@ class HostRanks:
     @property
     def lost_something(self) -> bool:
         """Whether a rank has ended for what it lost, which is to be reported first."""
-        return bool(self._held)
+        return self._failures.waits_for_cause
 
     def launcher_gone(self) -> None:
         """The launcher ended without an error; only what else runs is waited for."""

@@ -15,10 +15,10 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from muster.run.base.loop import Loop
+from muster.run.base.reaper import reap
 from muster.run.base.shortage import not_started
 from muster.run.child import rank_shim
 from muster.run.child.private_folder import ScratchFolders, open_private_folder
-from muster.run.child.reaper import reap
 from muster.run.child.shim_handle import ShimHandle, open_pidfd
 from muster.types.errors import InternalError, LaunchError
 from muster.types.values import NamedTuple

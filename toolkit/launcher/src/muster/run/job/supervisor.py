@@ -6,6 +6,7 @@ returns the job's outcome.
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -17,11 +18,12 @@ from muster.plan.launchplan import Daemon, Launcher, LaunchPlan, WorkEnds
 from muster.run.base.background import BackgroundCall
 from muster.run.base.console import Console
 from muster.run.base.logs import Pump, pump_error
+from muster.run.base.reaper import Reaper
 from muster.run.base.record import Recorder
 from muster.run.channel.messages import HostError, RankEnd, Report, without_secrets
 from muster.run.child.orphans import Orphans
+from muster.run.child.rank_shim import become_subreaper
 from muster.run.child.ranks import HostRanks
-from muster.run.child.reaper import Reaper, become_subreaper
 from muster.run.child.shim_handle import ShimHandle
 from muster.run.child.shims import ShimPool
 from muster.run.child.steps import Steps
@@ -137,7 +139,8 @@ class _Supervisor:
         )
 
     def run(self) -> Outcome:
-        become_subreaper()
+        if os.getpid() != 1:
+            become_subreaper()  # as process 1 does, it takes what lost its parent
         before = self._take_signals()
         try:
             self._reaper.look()  # the spare may have ended before signals were handled

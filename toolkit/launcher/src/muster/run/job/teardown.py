@@ -7,10 +7,10 @@ import time
 from collections.abc import Callable
 
 from muster.run.base.loop import Loop
+from muster.run.base.reaper import Reaper
 from muster.run.child.orphans import Orphans
 from muster.run.child.rank_shim import end_tree, kill
 from muster.run.child.ranks import HostRanks
-from muster.run.child.reaper import Reaper
 from muster.run.child.shim_handle import state_of
 from muster.run.child.shims import ShimPool
 from muster.types.steps import Log

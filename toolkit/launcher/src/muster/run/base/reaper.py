@@ -71,14 +71,6 @@ class Reaper:
         return os.waitstatus_to_exitcode(status)
 
 
-def become_subreaper() -> None:
-    """Orphans below this process become its children instead of PID 1's."""
-    if os.getpid() != 1:
-        from muster.run.child.rank_shim import become_subreaper as become
-
-        become()
-
-
 def session_of(pid: int) -> int:
     """The session of a process, 0 when it is gone."""
     try:
