@@ -18,7 +18,7 @@ from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.faults.spec import CUT, FREEZE, KILL, SLOW, STOP, Fault
 from muster.local.record.runfolder import RunFolder
 from muster.local.show.progress import Progress, Tail
-from muster.types.events import SCHEMA
+from muster.run.base.record import SCHEMA
 from muster.types.run_files import METRICS
 from muster.types.values import NamedTuple
 
