@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
 from muster.types.debug import HINT
+from muster.types.plain import whole_number
 from muster.types.run_files import of_an_outer_record
 
 if TYPE_CHECKING:
@@ -74,9 +75,8 @@ def _ports(backend: Backend) -> dict[str, str]:
     request, sizes = backend.request, {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
     if backend.shares_network:
         asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
-        servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
         sizes["MUSTER_WORKER_PORT"] = request.hosts
-        sizes["MUSTER_PS_PORT"] = max(request.hosts, servers)
+        sizes["MUSTER_PS_PORT"] = max(request.hosts, whole_number(asked, high=9999) or 0)
     found = free_ranges(*sizes.values()) or free_ranges(1, 1)
     return dict(zip(sizes, map(str, found), strict=False))
 

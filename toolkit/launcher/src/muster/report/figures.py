@@ -13,6 +13,7 @@ from muster.report.metrics import MOST_NAMES
 from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
 from muster.types.names import counted, listed
+from muster.types.outcome import ended
 from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
@@ -258,12 +259,12 @@ def phase_spans(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
 
 
 def _ranks(record: RunRecord, aligned: Aligned) -> tuple[RankRow, ...]:
-    ended = {number: one for one in _mappings(record.summary.get("ranks"))
+    over = {number: one for one in _mappings(record.summary.get("ranks"))
              if (number := whole(one.get("rank"))) is not None}  # fmt: skip
     hosts = {rank: host for host in record.hosts for rank in _ranks_of(host)}
     found = []
-    for rank in sorted({*ended, *hosts}):
-        said, host = ended.get(rank, {}), hosts.get(rank)
+    for rank in sorted({*over, *hosts}):
+        said, host = over.get(rank, {}), hosts.get(rank)
         name = str(said.get("host") or (host.name if host else "?"))
         found.append(_rank(rank, name, said, host, aligned))
     return tuple(found)
@@ -292,7 +293,7 @@ def _rank(
     return RankRow(
         rank=rank,
         host=name,
-        end="" if status is None else end_in_words(status) + ", stopped" * stopped,
+        end="" if status is None else ended(status) + ", stopped" * stopped,
         good=None if status is None else status == 0 or stopped,
         begins_s=begins,
         ends_s=ends,
@@ -341,7 +342,7 @@ def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
                 text = str(event.fields.get("sentence")
                            or event.fields.get(texts.get(event.kind, "text")) or "")  # fmt: skip
                 if event.kind == "failure" and not text:
-                    text = end_in_words(whole(event.fields.get("status")) or 0)
+                    text = ended(whole(event.fields.get("status")) or 0)
                 rank = -1 if event.rank is None else event.rank
                 text = shortened(text, MOST_TEXT)
                 at_s = _short(aligned.at(host.name, event.t))
@@ -392,13 +393,3 @@ def _mappings(value: object) -> list[Mapping[str, object]]:
 
 def _short(value: float) -> float:
     return round(value, 3)
-
-
-def end_in_words(status: int) -> str:
-    """`exit 1`, or the name of the signal."""
-    import signal
-
-    try:
-        return f"exit {status}" if status >= 0 else signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"

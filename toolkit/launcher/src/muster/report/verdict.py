@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 
 from muster.report.cells import mapping, number, sequence, whole
 from muster.types.names import counted
+from muster.types.plain import size_text
 from muster.types.values import NamedTuple
 
 PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "waits for hosts",
@@ -131,7 +132,7 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
                    f"{open_[0][0]} on {open_[0][1]}.")  # fmt: skip
     peak = max((memory or 0.0 for *_, memory in facts.ranks), default=0.0)
     if peak:
-        why.append(f"A rank held up to {size(peak)} of memory.")
+        why.append(f"A rank held up to {size_text(peak)} of memory.")
     todo = ("Look whether the machine or container was killed from outside, or had no memory left "
             "(dmesg, the platform's log).",
             "Get the records of the other hosts, if this is not all of it.")  # fmt: skip
@@ -248,12 +249,3 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(value: float) -> str:
-    """With a unit that suits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"

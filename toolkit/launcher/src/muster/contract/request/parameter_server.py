@@ -5,7 +5,7 @@ from __future__ import annotations
 from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import Hyperparameters
 from muster.types.distribution import ParameterServer
-from muster.types.plain import short
+from muster.types.plain import whole_number
 
 PORT = "_ps_port"
 VERBOSE = "_ps_verbose"
@@ -33,11 +33,8 @@ def _number(
     value = hyperparameters.user.get(key)
     if value is None:
         return None
-    text = str(value)
-    low, high = limits
-    good = not isinstance(value, bool | float) and text.isascii() and text.isdecimal()
-    if good and len(text) < 12 and low <= int(text) <= high:
-        return int(text)
-    what = f"expected {what} from {low} to {high}, got {short(value)}"
-    findings.problem(key, what, "send a number in this range, or leave it out")
-    return None
+    found = None if isinstance(value, bool | float) else whole_number(str(value), *limits)
+    if found is None:
+        what = f"{what} from {limits[0]} to {limits[1]}"
+        findings.expected(key, what, value, "send a number in this range, or leave it out")
+    return found

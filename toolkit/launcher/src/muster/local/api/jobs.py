@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO
 
 import muster
@@ -61,12 +62,7 @@ def run(
     Raises ValueError with the command's words before anything has started where the request is
     wrong, KeyboardInterrupt after Ctrl-C once the job has ended (a second one ends it by force).
     """
-    job = RunningJob(_argv(script, arguments, options), quiet)
-    try:
-        return job.wait()
-    except BaseException as error:
-        job.end(isinstance(error, KeyboardInterrupt))
-        raise
+    return finished(RunningJob(_argv(script, arguments, options), quiet))
 
 
 def start(
@@ -80,12 +76,24 @@ def start(
     The job ends with its handle, and with the process that started it.
     """
     job = RunningJob(_argv(script, arguments, options), quiet=True)
-    try:
+    with _ending(job):
         job._wait_for_folder()
+    return job
+
+
+def finished(job: RunningJob) -> Result:
+    """The end of the job, which does not outlive an exception here, a Ctrl-C among them."""
+    with _ending(job):
+        return job.wait()
+
+
+@contextmanager
+def _ending(job: RunningJob) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         job.end(isinstance(error, KeyboardInterrupt))
         raise
-    return job
 
 
 class RunningJob:

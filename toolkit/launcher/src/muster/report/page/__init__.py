@@ -13,7 +13,8 @@ from muster.report.charts import Chart
 from muster.report.compare import Comparison
 from muster.report.figures import RankRow, RunFigures, as_json
 from muster.report.scale import KINDS, REASONS, ScaleFigures
-from muster.report.verdict import duration, size
+from muster.report.verdict import duration
+from muster.types.plain import size_text
 from muster.version import __version__
 
 UPLOT_VERSION = "1.6.32"
@@ -101,7 +102,7 @@ def _fill(name: str, **values: object) -> str:
     environment.filters.update(
         duration=_or_dash(duration),
         brief=_or_dash(_brief),
-        size=_or_dash(size),
+        size=_or_dash(size_text),
         plain=_plain,
         percent=_or_dash(_percent),
     )
