@@ -84,7 +84,8 @@ class Backend(ABC):
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
         """What the host supervisor is to start. May raise UsageError."""
-        return Orders(self.name, hosts)
+        channels, checkpoint = self.request.channels, self.request.checkpoint or ""
+        return Orders(self.name, hosts, channels=channels, checkpoint=checkpoint)
 
     @abstractmethod
     def differences(self) -> list[str]:

@@ -53,13 +53,8 @@ class Docker(Backend):
         write_tree(self.folder.base(host), documents, self.request.channels, mounted=True)
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
-        return Orders(
-            self.name,
-            hosts,
-            channels=self.request.channels,
-            containers=Containers(os.urandom(4).hex(), self.folder.path, *self.options),
-            checkpoint=self.request.checkpoint or "",
-        )
+        containers = Containers(os.urandom(4).hex(), self.folder.path, *self.options)
+        return super().orders(hosts, caller)._replace(containers=containers)
 
     def differences(self) -> list[str]:
         found = [
@@ -92,18 +87,16 @@ class Docker(Backend):
 
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
         """What a person can do with containers that are still there."""
-        from muster.local.backends.docker.names import (
-            KEPT_ALL,
-            LEFT_NOTHING,
-            look_commands,
-            remove_command,
-        )
+        from muster.local.backends.docker import names as docker_names
 
         assert orders.containers is not None
         run, left = orders.containers.run, facts.get("left")
-        if left == KEPT_ALL:
+        if left == docker_names.KEPT_ALL:
             names = [host.name for host in orders.hosts]
-            return tuple(look_commands(run, orders.containers.image, names))
-        if left == LEFT_NOTHING:
+            return tuple(docker_names.look_commands(run, orders.containers.image, names))
+        if left == docker_names.LEFT_NOTHING:
             return ()
-        return ("containers of this run may be left; to remove them:", f"  {remove_command(run)}")
+        return (
+            "containers of this run may be left; to remove them:",
+            f"  {docker_names.remove_command(run)}",
+        )

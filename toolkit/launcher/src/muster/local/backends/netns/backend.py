@@ -60,20 +60,20 @@ class Netns(Backend):
         return "/"
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
-        request, pasta = self.request, ""
-        if request.internet:
+        pasta = ""
+        if self.request.internet:
             from muster.local.backends.netns.internet import find_pasta
 
             pasta = find_pasta()
-        return Orders(
-            self.name,
-            hosts,
-            kept_paths(caller),
-            (self.folder.path,),
-            request.channels,
-            checkpoint=request.checkpoint or "",
-            caches=caches.find_caches(caller),
-            pasta=pasta,
+        return (
+            super()
+            .orders(hosts, caller)
+            ._replace(
+                kept=kept_paths(caller),
+                writable=(self.folder.path,),
+                caches=caches.find_caches(caller),
+                pasta=pasta,
+            )
         )
 
     def differences(self) -> list[str]:
