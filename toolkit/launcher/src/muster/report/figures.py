@@ -10,7 +10,15 @@ from muster.report.align import Aligned, align, guesses, leader_of
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
 from muster.report.metrics import MOST_NAMES
-from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
+from muster.report.values import (
+    HostRecord,
+    PhaseSpan,
+    RankMetrics,
+    RankRow,
+    RecordEvent,
+    RunRecord,
+    SamplePoint,
+)
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
 from muster.types.names import counted, listed
 from muster.types.outcome import ended
@@ -23,37 +31,6 @@ MOST_PHASES = 64  # of one host
 MOST_METRICS = 64
 MOST_FACTS = 24
 MOST_TEXT = 600  # characters of one fact or moment
-
-
-class PhaseSpan(NamedTuple):
-    """A host is in a phase, in seconds since the beginning; `ends_s` None: to the end."""
-
-    host: str
-    name: str
-    begins_s: float
-    ends_s: float | None
-
-
-class RankRow(NamedTuple):
-    """One rank; None and "" where the record does not say. `good`: it exited 0, or was stopped
-    because another failed or had ended. `cpus`: processors used on average. `run_delay_s`: it
-    could run and had no processor. `waits_s`: in collectives, for other ranks."""
-
-    rank: int
-    host: str
-    end: str
-    good: bool | None
-    begins_s: float | None
-    ends_s: float | None
-    seconds: float | None
-    cpus: float | None
-    peak_memory_bytes: float | None
-    run_delay_s: float | None
-    throttled_s: float | None
-    steps: float | None
-    rate: float | None
-    sample_rate: float | None
-    waits_s: float | None
 
 
 class Moment(NamedTuple):
@@ -125,12 +102,8 @@ def figures_of(record: RunRecord) -> RunFigures:
         live=record.live,
         seconds=seconds,
         hosts=len(record.hosts) or len(sequence(summary.get("hosts"))),
-        ranks=tuple(
-            (one.rank, one.host, one.end, one.good, one.peak_memory_bytes) for one in ranks
-        ),
-        phases=tuple(
-            (one.host, one.name, (one.ends_s or one.begins_s) - one.begins_s) for one in phases
-        ),
+        ranks=ranks,
+        phases=phases,
         stalls=tuple(one.text for one in moments if one.kind == "stall"),
         odd=tuple((one.name, one.odd_step) for one in metrics if one.odd_step is not None),
     )

@@ -7,8 +7,14 @@ from __future__ import annotations
 
 from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import Hyperparameters
-from muster.contract.request.parameter_server import parameter_server
-from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
+from muster.types.distribution import (
+    MODEL_PARALLEL,
+    Distribution,
+    Mpi,
+    ParameterServer,
+    Single,
+    Torchrun,
+)
 from muster.types.plain import short, whole_number
 
 MAX_PROCESSES = 1024
@@ -100,7 +106,9 @@ def _value(
     if option == "torch_distributed":
         return Torchrun(name, numbers[0])
     if option in ("parameter_server", "multi_worker_mirrored_strategy"):
-        return parameter_server(hyperparameters, name, numbers[0], findings)
+        port = _script_number(hyperparameters, "_ps_port", 1, 65_535, findings)
+        level = _script_number(hyperparameters, "_ps_verbose", 0, 9, findings)
+        return ParameterServer(name, numbers[0], port, level)
     key = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
     options = hyperparameters.framework.get(key) or ""
     if not isinstance(options, str):
@@ -169,6 +177,20 @@ def _count(hyperparameters: Hyperparameters, key: str, findings: Findings) -> in
         what = f"expected a positive integer up to {MAX_PROCESSES:,}, got {_shown(text)}"
         findings.problem(key, what, "send a number such as 8, or leave it out: one per device")
     return count
+
+
+def _script_number(
+    hyperparameters: Hyperparameters, key: str, low: int, high: int, findings: Findings
+) -> int | None:
+    """One of MXNet's, which are hyperparameters of the script as well."""
+    value = hyperparameters.user.get(key)
+    if value is None:
+        return None
+    found = None if isinstance(value, bool | float) else whole_number(str(value), low, high)
+    if found is None:
+        what = f"a {'port' if key == '_ps_port' else 'level'} from {low} to {high}"
+        findings.expected(key, what, value, "send a number in this range, or leave it out")
+    return found
 
 
 def _shown(wire: str) -> str:

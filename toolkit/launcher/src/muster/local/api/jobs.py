@@ -152,7 +152,7 @@ class RunningJob:
     def stop(self) -> None:
         """Asks it to stop, as SIGTERM does to `muster local`; a second time by force. `wait`
         returns its end."""
-        self._signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def __enter__(self) -> RunningJob:
         return self
@@ -175,16 +175,13 @@ class RunningJob:
         number = signal.SIGINT if interrupted else signal.SIGTERM
         limit_s = None if number == signal.SIGINT else STOP_S
         for wanted in (number, number, signal.SIGKILL):
-            self._signal(wanted)
+            self._process.send_signal(wanted)
             try:
                 until = None if limit_s is None else time.monotonic() + limit_s
                 self._take_in(until, lambda: False)
                 return
             except (KeyboardInterrupt, TimeoutError, OSError, ValueError):
                 continue  # also of a stream that cannot be written any more
-
-    def _signal(self, number: int) -> None:
-        self._process.send_signal(number)
 
     def _send(self, data: bytes) -> None:
         if self._process.stdin is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError, size_in_words
 from muster.local.backends.base import Backend
@@ -13,6 +14,9 @@ from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.paths import unsuitable
 from muster.local.tree import write_tree
 from muster.types.machine import Machine
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 
 class Docker(Backend):
@@ -55,6 +59,12 @@ class Docker(Backend):
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
         containers = Containers(os.urandom(4).hex(), self.folder.path, *self.options)
         return super().orders(hosts, caller)._replace(containers=containers)
+
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        from muster.local.faults.containers import ContainerMeans
+
+        assert orders.containers is not None
+        return ContainerMeans(orders.containers.run)
 
     def differences(self) -> list[str]:
         found = [

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import site
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local import caches
@@ -13,6 +14,9 @@ from muster.local.environment import kept_paths
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import HOME, unsuitable
 from muster.types.machine import Interface, Machine
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 
 class Netns(Backend):
@@ -75,6 +79,11 @@ class Netns(Backend):
                 pasta=pasta,
             )
         )
+
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        from muster.local.faults.processes import NamespaceMeans
+
+        return NamespaceMeans(supervisor, orders, self.interface)
 
     def differences(self) -> list[str]:
         request = self.request
