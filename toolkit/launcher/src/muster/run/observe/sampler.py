@@ -11,15 +11,12 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from muster.run.base import procfs
 from muster.run.base.procfs import Stat
 from muster.run.observe.looks import ProcessState, Usage
 from muster.types.values import NamedTuple
-
-if TYPE_CHECKING:
-    pass
 
 FIRST_S = 0.5  # what has ended by then is not looked at
 EVERY_S = 5.0
