@@ -16,7 +16,7 @@ from muster.contract.environ import exports
 from muster.contract.request.read import read_job
 from muster.contract.request.settings import KNOWN
 from muster.local.command import add_arguments
-from muster.types import errors, events
+from muster.types import errors
 from muster.types.deadlines import RANGES, Deadlines, variable
 from muster.types.job import Program
 from muster.types.machine import Machine
@@ -113,16 +113,6 @@ def test_every_exported_variable_is_documented(tmp_path: Path) -> None:
 def test_no_documented_variable_of_a_script_is_made_up(tmp_path: Path) -> None:
     plain = {name for name in documented("SM_") if "<" not in name}
     assert plain <= exported(tmp_path), sorted(plain - exported(tmp_path))
-
-
-def test_every_kind_of_event_and_its_fields_are_explained_as_in_the_table() -> None:
-    every = [["(all)", f"`{field.name}`", field.type, field.meaning] for field in events.COMMON]
-    for kind in events.KINDS.values():
-        meaning = kind.meaning + " (reserved)" * kind.reserved
-        every.append([f"`{kind.name}`", "", "", meaning])
-        every += [[f"`{kind.name}`", f"`{one.name}`", one.type, one.meaning] for one in kind.fields]
-    _, _, text = read("docs/reference/record.md").partition("## Events")
-    assert rows(text.partition("## summary.json")[0])[1:] == every
 
 
 def test_every_file_of_the_record_is_explained() -> None:

@@ -67,9 +67,8 @@ class Desk:
         program = decide(str(self.code), name, (), "", ours=False)
         folder = str(self.target) if target else ""
         settings = Settings(install_target=folder, replace_torch=replace_torch)
-        return install(
-            program, self.environ, settings, self.steps, self.log, python=str(self.python)
-        )
+        install(program, self.environ, settings, self.steps, self.log, python=str(self.python))
+        return program
 
     def failure(self, target: bool = False) -> InstallError:
         with pytest.raises(InstallError) as caught:
@@ -97,7 +96,7 @@ def test_requirements_count_for_every_kind_of_entry_point(desk: Desk) -> None:
     desk.put(requirements_txt="demo\n")
     (desk.code / "go").write_text("#!/bin/sh")
     (desk.code / "go").chmod(0o755)
-    assert not desk.install("go").packaged
+    assert desk.install("go").kind == "command"
     assert desk.run("import demo; print(demo.VERSION)") == "1.0"
 
 
@@ -122,7 +121,7 @@ def test_a_package_is_built_from_a_copy_and_the_code_folder_stays_as_it_was(desk
     (desk.code / "pyproject.toml").write_text(text)
     before = {path: path.stat().st_mtime_ns for path in [desk.code, *desk.code.rglob("*")]}
     program = desk.install("mine.train")
-    assert program == Program("module", "mine.train", str(desk.code), (), packaged=True)
+    assert program == Program("module", "mine.train", str(desk.code), ())
     assert desk.run("import demo, mine.train") == "ran"
     assert before == {path: path.stat().st_mtime_ns for path in [desk.code, *desk.code.rglob("*")]}
     ((argv, _, folder),) = [each for each in desk.steps.calls if "pip" in each[0]]
@@ -365,7 +364,7 @@ class TestTarget:
         desk.code = desk.code.rename(tmp_path / "the-hosts-own-copy")
         for path in desk.wheels.iterdir():
             path.unlink()
-        assert desk.install(target=True).packaged
+        desk.install(target=True)
         assert len(desk.steps.calls) == started
         assert "everything is installed already" in desk.log.lines[-1]
 

@@ -1,4 +1,4 @@
-"""The table of events: whole, and read by what checks the records of jobs."""
+"""The table of events in the documents: whole, and what checks the records of jobs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from muster.run.base import record
-from muster.types import events
+from tests.launcher.support.events import TABLE, problems, table
 
 LINE: dict[str, Any] = {
     "schema": 1,
@@ -21,26 +21,25 @@ LINE: dict[str, Any] = {
 }
 
 
-def test_the_schema_that_is_written_is_that_of_the_table() -> None:
-    assert record.SCHEMA == events.SCHEMA
-
-
-def test_kinds_and_their_fields_have_names_of_their_own_and_meanings() -> None:
-    common = [field.name for field in events.COMMON]
-    for name, kind in events.KINDS.items():
-        names = [*common, *(field.name for field in kind.fields)]
-        assert len(set(names)) == len(names), name
-        for field in (*events.COMMON, *kind.fields):
-            assert field.type.rstrip("?") in ("int", "float", "str", "bool", "list", "object")
-            assert field.meaning and "|" not in field.meaning
-    assert events.KINDS.keys() >= record.ENDING
+def test_rows_of_the_table_are_read_whole_and_each_is_there_once() -> None:
+    lines = [line for line in TABLE.read_text().splitlines() if line.startswith(("| (all)", "| `"))]
+    found = table()
+    first = next(at for at, line in enumerate(lines) if line.startswith("| (all)"))
+    last = max(at for at, line in enumerate(lines) if line.startswith("| `fault`"))
+    assert len(found) == last + 1 - first
+    assert len({row[:2] for row in found}) == len(found)
+    assert {row.type.rstrip("?") for row in found if row.field} == {
+        *("int", "float", "str", "bool", "list", "object")
+    }
+    assert f"version of this table: {record.SCHEMA}" in {row.meaning for row in found}
+    assert {row.kind for row in found if not row.field} >= record.ENDING
 
 
 def test_a_line_of_the_table_has_no_problem() -> None:
-    assert events.problems(LINE) == []
-    assert events.problems({**LINE, "rank": None}) == []
+    assert problems(LINE) == []
+    assert problems({**LINE, "rank": None}) == []
     del (short := dict(LINE))["rank"]
-    assert events.problems(short) == []
+    assert problems(short) == []
 
 
 @pytest.mark.parametrize(
@@ -58,5 +57,5 @@ def test_a_line_of_the_table_has_no_problem() -> None:
     ],
 )
 def test_what_the_table_does_not_know_is_named(changes: dict[str, Any], word: str) -> None:
-    (problem,) = events.problems({**LINE, **changes})
+    (problem,) = problems({**LINE, **changes})
     assert word in problem

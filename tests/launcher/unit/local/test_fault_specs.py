@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -23,6 +23,7 @@ from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.faults.plan import read_faults, settle
 from muster.local.faults.processes import ProcessMeans
 from muster.local.faults.spec import Fault, parse_fault
+from muster.local.orders import HostOrder, Orders
 from muster.local.record.runfolder import RunFolder
 from tests.support.waiting import wait_until
 
@@ -155,7 +156,9 @@ def test_a_process_of_somebody_else_is_never_hit() -> None:
     sleep = [sys.executable, "-c", "import time; time.sleep(60)"]
     with subprocess.Popen(sleep) as supervisor, subprocess.Popen(sleep) as other:
         try:
-            means = ProcessMeans(supervisor.pid, {"algo-1": b"MUSTER_INSTALL_TARGET=/x"})
+            environ = {"MUSTER_INSTALL_TARGET": "/x"}
+            host = HostOrder("algo-1", "127.0.0.1", (), environ, "/", "/", -1, -1)
+            means = ProcessMeans(supervisor.pid, Orders("process", (host,)))
             for target in (Target("algo-1", 0, other.pid), Target("algo-1")):
                 for action in (means.kill, means.freeze):
                     with pytest.raises(NotLandedError, match="had ended"):
@@ -188,14 +191,14 @@ Inject = Callable[..., Injector]
 def inject(tmp_path: Path) -> Inject:
     """An injector for a job whose rank 0 runs on algo-1; its folder is `tmp_path`."""
 
-    def start(text: str, means: Means, ended: tuple[str, ...] = ()) -> Injector:
+    def start(text: str, means: Means, ended: Mapping[int, int] = {}) -> Injector:
         (tmp_path / "algo-1/metrics").mkdir(parents=True)
         event = {"t": time.monotonic(), "host": "algo-1", "rank": 0, "kind": "rank_started"}
         line = json.dumps({**event, "pid": 7, "world_size": 1})
         (tmp_path / "algo-1/events.jsonl").write_text(line + "\n")
         folder = RunFolder(str(tmp_path), "job", -1)
         faults = read_faults([text], HOSTS[:2])
-        made = Injector(faults, folder, HOSTS[:2], means, lambda: ended)
+        made = Injector(faults, folder, HOSTS[:2], means, ended)
         made.start()
         return made
 
@@ -235,7 +238,7 @@ def test_a_rank_that_the_job_has_not_is_said(inject: Inject) -> None:
 def test_a_host_frozen_for_good_goes_on_once_it_is_the_last(inject: Inject) -> None:
     """Or the run would never end."""
     means = _Counted()
-    injector = inject("freeze:host=algo-1", means, ended=("algo-2",))
+    injector = inject("freeze:host=algo-1", means, ended={1: 0})
     wait_until(lambda: means.did == ["freeze algo-1", "thaw algo-1"], 5)
     assert injector.close()[0].landed
 

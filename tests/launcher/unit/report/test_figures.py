@@ -20,6 +20,12 @@ from tests.launcher.support.generated_records import Made, as_lines, write_recor
 
 HOSTILE = "</script><img src=x onerror=window.hostile=1>\u2028\x1b[31m\x07 {{ 7*7 }} & \"'"
 
+UPLOT_VERSION = "1.6.32"
+UPLOT_SHA256 = {  # of the package uplot on npm; the page has these files
+    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
+    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
+}
+
 
 def figures(folder: Path, made: Made) -> RunFigures:
     return figures_of(read_record(write_record(str(folder), made), {}))
@@ -178,7 +184,7 @@ def test_points_alone_are_no_chart() -> None:
 
 
 def test_what_is_inlined_is_the_published_uplot() -> None:
-    for name, expected in page.UPLOT_SHA256.items():
+    for name, expected in UPLOT_SHA256.items():
         content = resources.files("muster.report.page").joinpath(name).read_bytes()
         assert hashlib.sha256(content).hexdigest() == expected
     licence = resources.files("muster.report.page").joinpath("uplot.LICENSE").read_text()

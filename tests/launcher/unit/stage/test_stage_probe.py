@@ -111,7 +111,7 @@ def test_without_tools_no_process_is_started(
 ) -> None:
     monkeypatch.setattr(subprocess, "Popen", None)
     machine = probe.probe_machine({"PATH": str(tmp_path)})
-    assert (machine.gpus, machine.neurons, machine.slots) == (0, 0, 1)
+    assert (machine.gpus, machine.neurons) == (0, 0)
 
 
 def test_devices_are_counted_by_their_tools(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_a_query_that_hangs_is_unknown_and_both_wait_together(tmp_path: Path) ->
     before = time.monotonic()
     machine = probe.probe_machine(path_with(tmp_path), limit_s=0.3)
     took = time.monotonic() - before
-    assert (machine.gpus, machine.neurons, machine.slots) == (None, None, 1)
+    assert (machine.gpus, machine.neurons) == (None, None)
     assert 0.3 <= took < 30  # the tools themselves take 60
 
 

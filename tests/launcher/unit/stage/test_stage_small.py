@@ -14,8 +14,9 @@ from muster.stage.patience import Patience
 from muster.stage.python.install import with_target
 from muster.stage.python.requirements import check, lines_of, options_of
 from muster.stage.python.target import pinned
-from muster.stage.space import shortage, size_text, tree_bytes
+from muster.stage.space import shortage, tree_bytes
 from muster.types.errors import InstallError
+from muster.types.plain import size_text
 from tests.launcher.support.steps import LogLines
 
 

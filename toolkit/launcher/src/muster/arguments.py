@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import NoReturn
 
+from muster.types import plain
 from muster.types.names import TYPED, did_you_mean
 
 USAGE_EXIT_CODE = 2
@@ -61,11 +62,11 @@ def whole_number(low: int, high: int) -> Callable[[str], int]:
     """An option's type: a whole number in a range, both ends included."""
 
     def convert(text: str) -> int:
-        if text.isascii() and text.isdecimal() and len(text) < 15 and low <= int(text) <= high:
-            return int(text)
-        raise argparse.ArgumentTypeError(
-            f"expected a whole number from {low} to {high}, got {text!r}"
-        )
+        found = plain.whole_number(text, low, high)
+        if found is None:
+            why = f"expected a whole number from {low} to {high}, got {text!r}"
+            raise argparse.ArgumentTypeError(why)
+        return found
 
     return convert
 

@@ -6,7 +6,7 @@ import time
 
 from muster.commands.doctor_facts import Facts
 from muster.commands.doctor_finding import Finding, fail, fine, warn
-from muster.stage.space import size_text
+from muster.types.plain import size_text
 
 OLDEST_PYTHON = (3, 10)
 _SMALL_SHM_BYTES = 64 << 20  # what Docker gives by default

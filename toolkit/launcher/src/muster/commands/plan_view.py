@@ -11,7 +11,8 @@ from muster.plan.launchplan import Daemon, Direct, Launcher, LaunchPlan
 from muster.types.environment import AT_START
 from muster.types.errors import ConfigError, MusterError, Problem
 from muster.types.masking import MASK, Masker, is_secret_name
-from muster.types.plain import SHOWN, printable, shortened
+from muster.types.names import counted
+from muster.types.plain import SHOWN, columns, printable, shortened
 
 SCHEMA = 1
 VALUE_WIDTH = 44
@@ -135,10 +136,11 @@ def _host_lines(preview: Preview, place: int) -> list[str]:
     if place and made.additions == preview.plans[0].additions:
         lines.append(f"    with the variables of {cluster.hosts[0].name}")
         return lines
-    return lines + _columns(
+    rows = [
         (f"{item.name}={_value(item.name, item.value, masker)}", item.reason)
         for item in made.additions
-    )
+    ]
+    return lines + [f"    {line}" for line in columns(rows)]
 
 
 def _ranks(made: LaunchPlan, place: int, distribution: Sequence[int]) -> str:
@@ -174,12 +176,6 @@ def _table(rows: Iterable[tuple[str, str, str]]) -> list[str]:
     ]
 
 
-def _columns(pairs: Iterable[tuple[str, str]]) -> list[str]:
-    listed = list(pairs)
-    width = max((len(left) for left, _ in listed), default=0)
-    return [f"    {left:<{width}}  {right}" for left, right in listed]
-
-
 def _other_notes(made: LaunchPlan) -> list[str]:
     """The notes that are not about a variable: those stand beside it."""
     about = {str(item) for item in made.additions}
@@ -207,8 +203,7 @@ def command_line(argv: Sequence[str], masker: Masker) -> str:
 def error_text(error: MusterError) -> str:
     """Every problem with its fix."""
     problems = _problems(error)
-    count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    lines = [f"{type(error).__name__}: {count}, nothing would run"]
+    lines = [f"{type(error).__name__}: {counted(len(problems), 'problem')}, nothing would run"]
     for problem in problems:
         lines.append(f"  {problem}")
         if problem.fix:

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from muster.types.errors import ConfigError, Problem
 from muster.types.masking import Masker
+from muster.types.plain import short
 
 _T = TypeVar("_T")
 ENOUGH = 20  # problems of one list that an error names
@@ -28,6 +29,10 @@ class Findings:
 
     def problem(self, where: str, what: str, fix: str = "") -> None:
         self.problems.append(Problem(where, what, fix))
+
+    def expected(self, where: str, what: str, got: object, fix: str = "") -> None:
+        """A problem of a value that is something else than `what`."""
+        self.problem(where, f"expected {what}, got {short(got)}", fix)
 
     def warn(self, text: str) -> None:
         self.warnings.append(text)

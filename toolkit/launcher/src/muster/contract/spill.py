@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import HYPERPARAMETERS
+from muster.types.files import write_private
 from muster.types.names import listed
 
 # Linux execve: one string with its closing NUL, and the least and most of all strings together.
@@ -39,7 +40,7 @@ def spill(
     for name in names:
         text, path = result.pop(name), f"{folder}/{_file_name(name)}"
         if folder:
-            _write(path, text)
+            write_private(path, text)
         result[name + SUFFIX] = path if folder else ""
     return result, (
         f"variables too large for the kernel, moved to the files that {SUFFIX[1:]} variables "
@@ -110,10 +111,3 @@ def _file_name(name: str) -> str:
     import hashlib
 
     return plain[:100] + "-" + hashlib.sha256(name.encode(errors="replace")).hexdigest()[:16]
-
-
-def _write(path: str, text: str) -> None:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    descriptor = os.open(path, flags, 0o600)
-    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:
-        file.write(text)

@@ -27,6 +27,7 @@ from muster.local.record.layout import ENVIRON
 from muster.local.record.runfolder import in_words
 from muster.run.child.rank_shim import become_subreaper, descendants, end_tree, reap
 from muster.types.errors import STOPPED_EXIT_CODE
+from muster.types.files import write_private
 from muster.version import __version__
 
 CODE, RUN = "code.tar.gz", "run"  # in the private folder
@@ -75,8 +76,7 @@ def attend(start: Start) -> int:
 
 def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Receiver) -> bool:
     """Writes what `muster run` needs; whether the job is then to start. Raises OSError."""
-    with open(os.open(os.path.join(folder, ENVIRON), os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
-        file.write(request["environ"])
+    write_private(os.path.join(folder, ENVIRON), request["environ"])
     with open(os.path.join(folder, CODE), "wb") as code:
         while (frame := receiver.next())[0] == frames.CODE and frame[1]:
             code.write(frame[1])

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 
 from muster.contract.engines import Detected
 from muster.contract.engines.sagemaker import MARK
 from muster.elsewhere.network import Whereabouts
 from muster.local import tree
-from muster.local.environment import is_of_a_job
+from muster.local.environment import asked_variables, is_of_a_job
 from muster.local.request import Request
 from muster.types.deadlines import variable
 from muster.types.engine import Engine
@@ -95,14 +94,7 @@ def environ(
         made["MUSTER_JOB_SECRET"] = secret
     if engine.nameless:
         made["MUSTER_INVENTED_NAMES"] = "1"
-    if request.hyperparameters:
-        made["MUSTER_KEEP_SPELLING"] = "1"
-    if request.arguments:
-        made["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
-    if request.ranks:
-        made["MUSTER_SHOW_RANKS"] = request.ranks
-    if request.oversubscribe:
-        made["MUSTER_OVERSUBSCRIBE"] = "1"
+    made |= asked_variables(request)
     listed = ",".join(f"{name}={address}" for name, address in place.addresses.items())
     if listed:
         kept.setdefault("MUSTER_HOST_ADDRESSES", listed)

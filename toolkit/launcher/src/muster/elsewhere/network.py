@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from muster.contract.engines.hosts import is_address
+from muster.types.cluster import address_of
 from muster.types.engine import Engine
 from muster.types.values import NamedTuple
 
@@ -26,7 +26,7 @@ def host_names(engine: Engine) -> tuple[str, ...]:
     """The engine's names, else the leader's if it has one and node-1, node-2, ..."""
     if engine.names:
         return engine.names
-    first = engine.leader if engine.leader and not is_address(engine.leader) else "node-0"
+    first = engine.leader if engine.leader and not address_of(engine.leader) else "node-0"
     return (first, *(f"node-{index}" for index in range(1, engine.host_count)))
 
 
@@ -37,7 +37,7 @@ def find_place(engine: Engine) -> Whereabouts:
 
     names = host_names(engine)
     addresses = {names[index]: address for index, address in engine.addresses.items()}
-    if is_address(engine.leader):
+    if address_of(engine.leader):
         addresses[names[0]] = engine.leader
     if engine.host_count == 1:
         return Whereabouts(names, {}, DEFAULT_INTERFACE)

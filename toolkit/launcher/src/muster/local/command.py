@@ -172,6 +172,13 @@ def options_given(args: argparse.Namespace) -> list[str]:
     ]
 
 
+def run_line(argv: list[str], on_folder: Callable[[str], None] = lambda path: None) -> int:
+    """`run` of what would follow `muster local`. Raises UsageError and HelpShown."""
+    parser = Parser("muster local", script_arguments=True)
+    add_arguments(parser)
+    return run(parser.parse(argv), on_folder)
+
+
 def run(args: argparse.Namespace, on_folder: Callable[[str], None] = lambda path: None) -> int:
     """Runs the job; returns its exit code. Raises UsageError before anything has started."""
     if args.script is None and args.module is None:

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from muster.local.paths import TEMPORARY
 from muster.types.debug import HINT
+from muster.types.plain import whole_number
 from muster.types.run_files import of_an_outer_record
 
 if TYPE_CHECKING:
     from muster.local.backends.base import Backend
+    from muster.local.request import Request
 
 PORTS = range(12_000, 32_000)  # below those that the kernel hands out
 TRIES = 20
@@ -74,9 +76,8 @@ def _ports(backend: Backend) -> dict[str, str]:
     request, sizes = backend.request, {"MUSTER_CONTROL_PORT": 1, "MUSTER_STORE_PORT": 1}
     if backend.shares_network:
         asked = {**os.environ, **request.environ}.get("MUSTER_PS_SERVERS", "")
-        servers = int(asked) if asked.isascii() and asked.isdecimal() and len(asked) < 5 else 0
         sizes["MUSTER_WORKER_PORT"] = request.hosts
-        sizes["MUSTER_PS_PORT"] = max(request.hosts, servers)
+        sizes["MUSTER_PS_PORT"] = max(request.hosts, whole_number(asked, high=9999) or 0)
     found = free_ranges(*sizes.values()) or free_ranges(1, 1)
     return dict(zip(sizes, map(str, found), strict=False))
 
@@ -102,13 +103,18 @@ def run_variables(backend: Backend, hosts: Mapping[str, str]) -> dict[str, str]:
     if hosts:
         listed = ",".join(f"{name}={address}" for name, address in hosts.items())
         variables.update(_ports(backend), MUSTER_HOST_ADDRESSES=listed)
-    if request.hyperparameters:
-        variables["MUSTER_KEEP_SPELLING"] = "1"
-    if request.ranks:
-        variables["MUSTER_SHOW_RANKS"] = request.ranks
-    if request.arguments:
-        variables["MUSTER_SCRIPT_ARGUMENTS"] = json.dumps(request.arguments)
-    return variables
+    return {**variables, **asked_variables(request)}
+
+
+def asked_variables(request: Request) -> dict[str, str]:
+    """What hosts are told of a request besides SageMaker's documents."""
+    found = {
+        "MUSTER_KEEP_SPELLING": "1" if request.hyperparameters else "",
+        "MUSTER_SHOW_RANKS": request.ranks,
+        "MUSTER_SCRIPT_ARGUMENTS": json.dumps(request.arguments) if request.arguments else "",
+        "MUSTER_OVERSUBSCRIBE": "1" if request.oversubscribe else "",
+    }
+    return {name: value for name, value in found.items() if value}
 
 
 def host_environ(
@@ -128,8 +134,6 @@ def host_environ(
     if request.ranks_at_least > len(os.sched_getaffinity(0)):
         # ranks that wait inside MPI would take the processors from those that work: twice the time
         environ["OMPI_MCA_mpi_yield_when_idle"] = "1"
-    if request.oversubscribe:
-        environ["MUSTER_OVERSUBSCRIBE"] = "1"
     environ.update(request.environ)
     return environ
 

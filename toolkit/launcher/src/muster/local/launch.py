@@ -166,9 +166,10 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
     tail = Tail([folder.events(name) for name in request.host_names])
     injector = None
     if faults:
-        from muster.local.faults.arming import arm
+        from muster.local.faults.injector import Injector
 
-        injector = arm(backend, faults, orders, hosts)
+        means = backend.means(orders, hosts.pid)
+        injector = Injector(faults, folder, request.host_names, means, hosts.statuses)
         injector.start()
     desk = None
     if request.debug is not None:

@@ -100,15 +100,17 @@ def known_ranks(request: Request, keys: Mapping[str, str]) -> tuple[int, bool]:
     return asked_ranks(request, keys), isinstance(option, Single) or any(given)
 
 
-def refuse_too_many(request: Request, keys: Mapping[str, str]) -> None:
-    """Raises UsageError for more ranks than this machine can run in a useful time."""
-    ranks, processors = asked_ranks(request, keys), len(os.sched_getaffinity(0))
-    if ranks > MOST_RANKS * processors and not request.oversubscribe:
+def refuse_crowd(ranks: int, oversubscribe: bool) -> int:
+    """How many processors this machine has. Raises UsageError for more ranks than it can run in a
+    useful time."""
+    processors = len(os.sched_getaffinity(0))
+    if ranks > MOST_RANKS * processors and not oversubscribe:
         raise UsageError(
             f"{ranks} ranks on {processors} processors: over {MOST_RANKS} for each would stand in "
             "one another's way",
             f"ask for at most {MOST_RANKS * processors}, or add --oversubscribe",
         )
+    return processors
 
 
 def pack_source(request: Request, folder: RunFolder, check: Callable[[], None]) -> None:
@@ -162,7 +164,7 @@ def documents(
 def checked_keys(request: Request) -> dict[str, str]:
     """`distribution_keys` of a job that this machine can run. Raises UsageError."""
     keys = distribution_keys(request)
-    refuse_too_many(request, keys)
+    refuse_crowd(asked_ranks(request, keys), request.oversubscribe)
     return keys
 
 

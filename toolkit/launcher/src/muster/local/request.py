@@ -14,6 +14,7 @@ from muster.local.backends.docker.options import DockerOptions, read_docker
 from muster.local.code.ignored import NOTHING, Ignored, find_ignored
 from muster.local.paths import is_below
 from muster.types.names import TYPED, nearest
+from muster.types.plain import whole_number
 from muster.types.shown import parse_ranks
 from muster.types.values import NamedTuple
 
@@ -370,14 +371,13 @@ def parse_groups(text: str) -> tuple[Group, ...]:
     for item in text.split(","):
         name, _, rest = item.strip().partition(":")
         count, _, instance_type = rest.partition(":")
-        if not re.fullmatch(_NAME, name) or not (
-            count.isascii() and count.isdecimal() and int(count)
-        ):
+        size = whole_number(count, 1)
+        if not re.fullmatch(_NAME, name) or size is None:
             raise UsageError(
                 f"--instance-groups: expected NAME:COUNT or NAME:COUNT:TYPE, got {item.strip()!r}",
                 "for example --instance-groups workers:2:ml.c5.xlarge,helpers:1",
             )
-        groups.append(Group(name, int(count), instance_type or DEFAULT_GROUP_TYPE))
+        groups.append(Group(name, size, instance_type or DEFAULT_GROUP_TYPE))
     if len({group.name for group in groups}) != len(groups):
         raise UsageError("--instance-groups: a name is given twice")
     return tuple(groups)

@@ -40,6 +40,11 @@ def whole(value: object) -> int | None:
     return value if type(value) is int and abs(value) < 1 << 53 else None
 
 
+def text(value: object) -> str:
+    """The value if it is a text, else ""."""
+    return value if isinstance(value, str) else ""
+
+
 def mapping(value: object) -> Mapping[str, object]:
     """The value if it is an object of JSON, else an empty one."""
     return value if isinstance(value, dict) else {}

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from muster.report.charts import Chart, overlaid
 from muster.report.figures import RunFigures
 from muster.report.svg import longest_phases
-from muster.report.verdict import RunVerdict, duration, size
+from muster.report.verdict import RunVerdict, duration
+from muster.types.plain import size_text
 from muster.types.values import NamedTuple
 
 SAME = 0.03  # changes below are taken for noise
@@ -96,7 +97,7 @@ def _rates(a: RunFigures, b: RunFigures) -> Iterator[DifferenceRow]:
         ("steps/s, slowest rank", "rate", min, _short),
         ("samples/s, slowest rank", "sample_rate", min, _short),
         ("last step, first rank there", "steps", min, _short),
-        ("most memory of a rank", "peak_memory_bytes", max, size),
+        ("most memory of a rank", "peak_memory_bytes", max, size_text),
         ("processors used, most", "cpus", max, _short),
         ("waited for a processor, most", "run_delay_s", max, duration),
         ("waited for ranks, most", "waits_s", max, duration),

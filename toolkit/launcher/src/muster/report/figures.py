@@ -10,9 +10,18 @@ from muster.report.align import Aligned, align, guesses, leader_of
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.charts import Chart
 from muster.report.metrics import MOST_NAMES
-from muster.report.values import HostRecord, RankMetrics, RecordEvent, RunRecord, SamplePoint
+from muster.report.values import (
+    HostRecord,
+    PhaseSpan,
+    RankMetrics,
+    RankRow,
+    RecordEvent,
+    RunRecord,
+    SamplePoint,
+)
 from muster.report.verdict import FirstFailure, RunVerdict, VerdictInput, judge
 from muster.types.names import counted, listed
+from muster.types.outcome import ended
 from muster.types.plain import shortened
 from muster.types.values import NamedTuple
 
@@ -22,37 +31,6 @@ MOST_PHASES = 64  # of one host
 MOST_METRICS = 64
 MOST_FACTS = 24
 MOST_TEXT = 600  # characters of one fact or moment
-
-
-class PhaseSpan(NamedTuple):
-    """A host is in a phase, in seconds since the beginning; `ends_s` None: to the end."""
-
-    host: str
-    name: str
-    begins_s: float
-    ends_s: float | None
-
-
-class RankRow(NamedTuple):
-    """One rank; None and "" where the record does not say. `good`: it exited 0, or was stopped
-    because another failed or had ended. `cpus`: processors used on average. `run_delay_s`: it
-    could run and had no processor. `waits_s`: in collectives, for other ranks."""
-
-    rank: int
-    host: str
-    end: str
-    good: bool | None
-    begins_s: float | None
-    ends_s: float | None
-    seconds: float | None
-    cpus: float | None
-    peak_memory_bytes: float | None
-    run_delay_s: float | None
-    throttled_s: float | None
-    steps: float | None
-    rate: float | None
-    sample_rate: float | None
-    waits_s: float | None
 
 
 class Moment(NamedTuple):
@@ -124,12 +102,8 @@ def figures_of(record: RunRecord) -> RunFigures:
         live=record.live,
         seconds=seconds,
         hosts=len(record.hosts) or len(sequence(summary.get("hosts"))),
-        ranks=tuple(
-            (one.rank, one.host, one.end, one.good, one.peak_memory_bytes) for one in ranks
-        ),
-        phases=tuple(
-            (one.host, one.name, (one.ends_s or one.begins_s) - one.begins_s) for one in phases
-        ),
+        ranks=ranks,
+        phases=phases,
         stalls=tuple(one.text for one in moments if one.kind == "stall"),
         odd=tuple((one.name, one.odd_step) for one in metrics if one.odd_step is not None),
     )
@@ -258,12 +232,12 @@ def phase_spans(record: RunRecord, aligned: Aligned) -> Iterator[PhaseSpan]:
 
 
 def _ranks(record: RunRecord, aligned: Aligned) -> tuple[RankRow, ...]:
-    ended = {number: one for one in _mappings(record.summary.get("ranks"))
+    over = {number: one for one in _mappings(record.summary.get("ranks"))
              if (number := whole(one.get("rank"))) is not None}  # fmt: skip
     hosts = {rank: host for host in record.hosts for rank in _ranks_of(host)}
     found = []
-    for rank in sorted({*ended, *hosts}):
-        said, host = ended.get(rank, {}), hosts.get(rank)
+    for rank in sorted({*over, *hosts}):
+        said, host = over.get(rank, {}), hosts.get(rank)
         name = str(said.get("host") or (host.name if host else "?"))
         found.append(_rank(rank, name, said, host, aligned))
     return tuple(found)
@@ -292,7 +266,7 @@ def _rank(
     return RankRow(
         rank=rank,
         host=name,
-        end="" if status is None else end_in_words(status) + ", stopped" * stopped,
+        end="" if status is None else ended(status) + ", stopped" * stopped,
         good=None if status is None else status == 0 or stopped,
         begins_s=begins,
         ends_s=ends,
@@ -341,7 +315,7 @@ def _moments(record: RunRecord, aligned: Aligned) -> Iterator[Moment]:
                 text = str(event.fields.get("sentence")
                            or event.fields.get(texts.get(event.kind, "text")) or "")  # fmt: skip
                 if event.kind == "failure" and not text:
-                    text = end_in_words(whole(event.fields.get("status")) or 0)
+                    text = ended(whole(event.fields.get("status")) or 0)
                 rank = -1 if event.rank is None else event.rank
                 text = shortened(text, MOST_TEXT)
                 at_s = _short(aligned.at(host.name, event.t))
@@ -392,13 +366,3 @@ def _mappings(value: object) -> list[Mapping[str, object]]:
 
 def _short(value: float) -> float:
     return round(value, 3)
-
-
-def end_in_words(status: int) -> str:
-    """`exit 1`, or the name of the signal."""
-    import signal
-
-    try:
-        return f"exit {status}" if status >= 0 else signal.Signals(-status).name
-    except ValueError:
-        return f"signal {-status}"

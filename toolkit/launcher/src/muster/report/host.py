@@ -19,7 +19,7 @@ from muster.types.run_files import COLLECTIVES, EVENTS, LOGS, METRICS, STACKS
 SCHEMA = 1
 MOST_EVENTS = 20_000  # of one host, besides samples
 MOST_SAMPLES = 1_000  # of one rank, thinned beyond twice that
-MOST_FILES = 4_096
+MOST_FILES = 16_384
 TAIL_BYTES = 4 << 10
 STACKS_BYTES = 32 << 10
 SUMMARY_BYTES = 1 << 20

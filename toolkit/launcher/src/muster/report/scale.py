@@ -107,7 +107,7 @@ def scale(
     return ScaleFigures(
         schema=SCHEMA,
         name=programs[0] or "a program without a name",
-        verdict=_verdict(found, kind, with_samples),
+        verdict=_verdict(found, kind),
         base=sizes[0],
         kind=kind,
         unit="samples" if with_samples else "steps",
@@ -222,7 +222,7 @@ def parts(loss: LostShares, efficiency: float) -> list[tuple[str, float]]:
     return [(name, one * shrink) for name, one in found if one * shrink > 0.0]
 
 
-def _verdict(sizes: Sequence[ScaleSize], kind: str, with_samples: bool) -> RunVerdict:
+def _verdict(sizes: Sequence[ScaleSize], kind: str) -> RunVerdict:
     """Of the largest size; the others stand in its reasons."""
     base, top = sizes[0], sizes[-1]
     kind_words = "" if kind == UNKNOWN else f", {kind} scaling"

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from muster.report.charts import Chart, ChartLine
-from muster.report.figures import PhaseSpan, RankRow, RunFigures
+from muster.report.figures import RunFigures
+from muster.report.values import PhaseSpan, RankRow
 from muster.report.verdict import PHASES, duration
 from muster.types.values import NamedTuple
 

@@ -101,3 +101,39 @@ class RunRecord(NamedTuple):
     missing: tuple[str, ...]
     live: bool = False
     read_at: float = 0.0
+
+
+class PhaseSpan(NamedTuple):
+    """A host is in a phase, in seconds since the beginning; `ends_s` None: to the end."""
+
+    host: str
+    name: str
+    begins_s: float
+    ends_s: float | None
+
+    @property
+    def took_s(self) -> float:
+        """0 of one that has not ended."""
+        return (self.ends_s or self.begins_s) - self.begins_s
+
+
+class RankRow(NamedTuple):
+    """One rank; None and "" where the record does not say. `good`: it exited 0, or was stopped
+    because another failed or had ended. `cpus`: processors used on average. `run_delay_s`: it
+    could run and had no processor. `waits_s`: in collectives, for other ranks."""
+
+    rank: int
+    host: str
+    end: str
+    good: bool | None
+    begins_s: float | None
+    ends_s: float | None
+    seconds: float | None
+    cpus: float | None
+    peak_memory_bytes: float | None
+    run_delay_s: float | None
+    throttled_s: float | None
+    steps: float | None
+    rate: float | None
+    sample_rate: float | None
+    waits_s: float | None

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator, Mapping
 
 from muster.report.cells import mapping, number, sequence, whole
+from muster.report.values import PhaseSpan, RankRow
 from muster.types.names import counted
+from muster.types.plain import size_text
 from muster.types.values import NamedTuple
 
 PHASES = {"join": "joins", "stage": "stages code", "plan": "plans", "ready": "waits for hosts",
@@ -19,16 +21,15 @@ _AT = re.compile(r'File "([^"\n]{1,300})", line (\d{1,9}), in (\S{1,100})')
 
 
 class VerdictInput(NamedTuple):
-    """What the verdict is made of. `ranks`: number, host, end, whether it is a good one, peak
-    memory; `phases`: host, name, seconds; `stalls`: sentences; `odd`: metric and first step at
-    which it was no finite number."""
+    """What the verdict is made of. `stalls`: sentences; `odd`: metric and first step at which it
+    was no finite number."""
 
     summary: Mapping[str, object]
     live: bool
     seconds: float | None
     hosts: int
-    ranks: tuple[tuple[int, str, str, bool | None, float | None], ...]
-    phases: tuple[tuple[str, str, float], ...]
+    ranks: tuple[RankRow, ...]
+    phases: tuple[PhaseSpan, ...]
     stalls: tuple[str, ...]
     odd: tuple[tuple[str, float], ...]
 
@@ -107,7 +108,7 @@ def _stopped(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
 
 def _running(facts: VerdictInput) -> RunVerdict:
     """Of a run that still writes, or whose end is not known yet."""
-    still = [rank for rank, _, end, _, _ in facts.ranks if not end]
+    still = [one for one in facts.ranks if not one.end]
     why = [f"{counted(len(still), 'rank')} of {len(facts.ranks)} still running."]
     return RunVerdict("warn", f"The job is running: {_size(facts)}", (*why, *_stood(facts),
                    *_odd(facts)), ("Make the report again when it has ended.",))  # fmt: skip
@@ -118,20 +119,18 @@ def _lost(facts: VerdictInput, outcome: Mapping[str, object]) -> RunVerdict:
     why = []
     if headline := str(outcome.get("headline") or ""):
         why.append(f"{headline}.")
-    last: dict[str, str] = {}
-    for host, name, _ in facts.phases:
-        last[host] = name
+    last = {one.host: one.name for one in facts.phases}
     for name in dict.fromkeys(last.values()):
         hosts = [host for host, phase in last.items() if phase == name]
         some = hosts[0] if len(hosts) == 1 else counted(len(hosts), "host")
         why.append(f"The last that {some} recorded: {PHASES.get(name, name)}.")
-    open_ = [(rank, host) for rank, host, end, _, _ in facts.ranks if not end]
+    open_ = [one for one in facts.ranks if not one.end]
     if open_:
         why.append(f"The end of {counted(len(open_), 'rank')} is not recorded, first rank "
-                   f"{open_[0][0]} on {open_[0][1]}.")  # fmt: skip
-    peak = max((memory or 0.0 for *_, memory in facts.ranks), default=0.0)
+                   f"{open_[0].rank} on {open_[0].host}.")  # fmt: skip
+    peak = max((one.peak_memory_bytes or 0.0 for one in facts.ranks), default=0.0)
     if peak:
-        why.append(f"A rank held up to {size(peak)} of memory.")
+        why.append(f"A rank held up to {size_text(peak)} of memory.")
     todo = ("Look whether the machine or container was killed from outside, or had no memory left "
             "(dmesg, the platform's log).",
             "Get the records of the other hosts, if this is not all of it.")  # fmt: skip
@@ -181,7 +180,7 @@ def _failure(facts: VerdictInput, outcome: Mapping[str, object]) -> FirstFailure
     if not first:
         return None
     rank, status = whole(first.get("rank")), whole(first.get("status"))
-    ends = {number: end for number, _, end, _, _ in facts.ranks}
+    ends = {one.rank: one.end for one in facts.ranks}
     tail = str(first.get("tail") or "")
     return FirstFailure(
         host=str(first.get("host") or "?"),
@@ -222,8 +221,8 @@ def _odd(facts: VerdictInput) -> Iterator[str]:
 def _start_s(facts: VerdictInput) -> float:
     """Of the slowest host."""
     per: dict[str, float] = {}
-    for host, name, took in facts.phases:
-        per[host] = per.get(host, 0.0) + took * (name in STARTS)
+    for one in facts.phases:
+        per[one.host] = per.get(one.host, 0.0) + one.took_s * (one.name in STARTS)
     return max(per.values(), default=0.0)
 
 
@@ -233,7 +232,7 @@ def _where_time_went(facts: VerdictInput) -> Iterator[str]:
     if facts.seconds and start > facts.seconds * WORTH:
         yield (f"Until all ranks ran it took {duration(start)}, "
                f"{min(1.0, start / facts.seconds):.0%} of the whole.")  # fmt: skip
-    runs = max((took for _, name, took in facts.phases if name == "watch"), default=0.0)
+    runs = max((one.took_s for one in facts.phases if one.name == "watch"), default=0.0)
     if runs:
         yield f"The ranks ran for {duration(runs)}."
 
@@ -248,12 +247,3 @@ def duration(seconds: float) -> str:
     if minutes < 60:
         return f"{minutes} min {rest} s"
     return f"{minutes // 60} h {minutes % 60} min"
-
-
-def size(value: float) -> str:
-    """With a unit that suits."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.3g} {unit}"
-        value /= 1024
-    return f"{value:.3g} TiB"

@@ -123,8 +123,8 @@ def _strategies(distribution: Mapping[str, object] | str, findings: Findings) ->
     if isinstance(distribution, str):
         return _by_name(distribution, findings)
     if not isinstance(distribution, Mapping):
-        what = f"expected a name or a dictionary, got {short(distribution)}"
-        findings.problem("distribution", what, "such as 'torch_distributed'")
+        what, fix = "a name or a dictionary", "such as 'torch_distributed'"
+        findings.expected("distribution", what, distribution, fix)
         return []
     found: list[_Options] = []
     for key, value in distribution.items():
@@ -133,8 +133,8 @@ def _strategies(distribution: Mapping[str, object] | str, findings: Findings) ->
         if key not in _TOP_LEVEL:
             _unknown("distribution", key, _TOP_LEVEL, findings)
         elif not isinstance(value, Mapping):
-            what = f"expected a dictionary, got {short(value)}"
-            findings.problem(f"distribution[{key!r}]", what, 'write {"enabled": True}')
+            where = f"distribution[{key!r}]"
+            findings.expected(where, "a dictionary", value, 'write {"enabled": True}')
         elif key == "smdistributed":
             found += _smdistributed(value, findings)
         else:
@@ -161,7 +161,7 @@ def _smdistributed(value: Mapping[str, object], findings: Findings) -> list[_Opt
         if key not in ("dataparallel", "modelparallel"):
             _unknown("smdistributed", key, ("dataparallel", "modelparallel"), findings)
         elif not isinstance(options, Mapping):
-            findings.problem(where, f"expected a dictionary, got {short(options)}")
+            findings.expected(where, "a dictionary", options)
         else:
             found.append(_Options(where, where, options))
     return found
@@ -194,7 +194,7 @@ def _translate_model_parallel(
     if isinstance(parameters, str):
         parameters = _parameter_file(where, parameters, findings)
     if not isinstance(parameters, Mapping):
-        findings.problem(where, f"expected a dictionary, got {short(parameters)}")
+        findings.expected(where, "a dictionary", parameters)
     elif enabled and parameters:
         check_parameters(parameters, where, findings)
         values[KEY] = dict(parameters)
@@ -229,7 +229,7 @@ def _text(options: _Options, key: str, findings: Findings) -> str:
     value = options.values.get(key, "")
     if isinstance(value, str):
         return value
-    findings.problem(f"{options.where}.{key}", f"expected a string, got {short(value)}")
+    findings.expected(f"{options.where}.{key}", "a string", value)
     return ""
 
 
@@ -237,8 +237,8 @@ def _set_processes(
     where: str, value: object, values: dict[str, object], findings: Findings
 ) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= MAX_PROCESSES:
-        what = f"expected a positive integer up to {MAX_PROCESSES:,}, got {short(value)}"
-        findings.problem(where, what, "leave it out: one process per device")
+        what = f"a positive integer up to {MAX_PROCESSES:,}"
+        findings.expected(where, what, value, "leave it out: one process per device")
         return
     values[PROCESSES_PER_HOST] = value
 
@@ -249,7 +249,7 @@ def _set_mpi_options(
     where = "custom_mpi_options"
     keys = [_STRATEGIES[name].options_key for name in enabled if name in _STRATEGIES]
     if not isinstance(text, str):
-        findings.problem(where, f"expected a string, got {short(text)}")
+        findings.expected(where, "a string", text)
     elif not any(keys):
         named_ones = " and ".join(enabled) or "no distribution"
         what = f"{named_ones} does not run mpirun, which they are for"
@@ -263,8 +263,7 @@ def _group_names(groups: object, findings: Findings) -> list[str]:
     items = list(groups) if isinstance(groups, Iterable) and not isinstance(groups, str) else []
     names = [getattr(item, "instance_group_name", item) for item in items]
     if not names or not all(isinstance(name, str) for name in names):
-        what = f"expected a list of groups or of their names, got {short(groups)}"
-        findings.problem("instance_groups", what)
+        findings.expected("instance_groups", "a list of groups or of their names", groups)
         return []
     return [str(name) for name in names]
 

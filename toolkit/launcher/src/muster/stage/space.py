@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 
+from muster.types.plain import size_text
+
 DISK_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -15,17 +17,6 @@ def free_bytes(folder: str) -> int | None:
     except OSError:
         return None
     return stat.f_bavail * stat.f_frsize if stat.f_blocks else None
-
-
-def size_text(count: float) -> str:
-    """`812 MiB`, `1.5 GiB`, `97 bytes`."""
-    if count < 1024:
-        return f"{count:.0f} bytes"
-    for unit in ("KiB", "MiB", "GiB"):
-        count /= 1024
-        if count < 1024:
-            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
-    return f"{count / 1024:.3g} TiB"
 
 
 def shortage(folder: str, needed: int) -> str:

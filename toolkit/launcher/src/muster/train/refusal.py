@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 from muster.contract import report
 from muster.run.base.background import BackgroundCall
@@ -18,11 +18,8 @@ from muster.types.outcome import Outcome
 from muster.types.shown import mark_of
 
 if TYPE_CHECKING:
-    from muster.plan.launchplan import LaunchPlan
     from muster.run.job.supervisor import Output
     from muster.types.cluster import Cluster
-    from muster.types.machine import HostFacts
-    from muster.types.steps import StepRunner
 
 FILES_S = 30.0  # how long the files of a host that has no peer to agree with may take
 
@@ -36,17 +33,10 @@ class RefusalWork:
         self._cluster = cluster
         self._output = output
 
-    def stage(self, run: StepRunner, leader_address: str) -> HostFacts:
-        raise InternalError("a refused request is not staged")
+    def _never(self, *asked: object) -> Any:
+        raise InternalError("a refused request is neither staged nor planned")
 
-    def plan(self, facts: Sequence[HostFacts]) -> LaunchPlan:
-        raise InternalError("a refused request is not planned")
-
-    def at_start(self, plan: LaunchPlan) -> Mapping[str, str]:
-        raise InternalError("a refused request is not planned")
-
-    def check(self, plan: LaunchPlan) -> None:
-        raise InternalError("a refused request is not planned")
+    stage = plan = at_start = check = _never
 
     def write(self, ending: Ending) -> bool:
         """The failure file, and nothing else."""

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from muster.plan.launchplan import LaunchPlan
 from muster.types.environment import RUN_FACTS
+from muster.types.files import write_private
 from muster.types.job import Job
 from muster.types.run_files import METRICS
 
@@ -41,11 +42,7 @@ def write_facts(
     }
     path = os.path.join(folder, NAME)
     try:
-        fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
-            os.write(fd, json.dumps(facts).encode())
-        finally:
-            os.close(fd)
+        write_private(path, json.dumps(facts))
     except OSError:
         return {}
     return {RUN_FACTS: path}

@@ -74,7 +74,8 @@ def _bring_program(
     isolated = bool(job.platform is not None and job.platform.network_isolation)
     target = target_of(program, job.settings, environ, job.paths.base)
     settings = job.settings._replace(install_target=target)
-    return install(program, environ, settings, run, log, network_isolation=isolated), target
+    install(program, environ, settings, run, log, network_isolation=isolated)
+    return program, target
 
 
 def facts_of(

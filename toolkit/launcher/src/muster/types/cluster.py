@@ -61,3 +61,16 @@ class Cluster(NamedTuple):
     def in_distribution(self) -> bool:
         """Whether this host holds ranks; other hosts run the script once, as helpers."""
         return self.current in self.distribution
+
+
+def address_of(text: str) -> str:
+    """An address of IPv4 or IPv6 in the form that the kernel gives it back in; "" for another
+    text."""
+    import socket
+
+    for family in (socket.AF_INET, socket.AF_INET6):
+        try:
+            return socket.inet_ntop(family, socket.inet_pton(family, text))
+        except (OSError, ValueError):
+            continue
+    return ""

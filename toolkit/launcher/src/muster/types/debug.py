@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from muster.types.plain import whole_number
 from muster.types.values import NamedTuple
 
 WAIT, PDB, HOLD, HINT, PASS = "wait", "pdb", "hold", "hint", "pass"
@@ -28,6 +29,7 @@ def parse_debug(text: str) -> Debug:
     mode, colon, rank = text.partition(":")
     if mode in (HINT, HOLD) and not colon:
         return Debug(mode)
-    if mode not in (WAIT, PDB) or not (rank.isascii() and rank.isdecimal() and len(rank) < 10):
+    number = whole_number(rank)
+    if mode not in (WAIT, PDB) or number is None:
         raise ValueError(f"expected {HINT}, {HOLD}, {WAIT}:RANK or {PDB}:RANK")
-    return Debug(mode, int(rank))
+    return Debug(mode, number)

@@ -81,3 +81,11 @@ def write_with(path: str, write: Callable[[IO[bytes]], object]) -> None:
         except OSError:
             pass  # it was not made
         raise
+
+
+def write_private(path: str, text: str) -> None:
+    """A new file that is this user's alone. Raises OSError, also where there is something."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(path, flags, 0o600)
+    with open(fd, "w", encoding="utf-8", errors="surrogateescape") as file:
+        file.write(text)

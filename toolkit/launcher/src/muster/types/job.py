@@ -138,15 +138,14 @@ class Program(NamedTuple):
 
     `kind`: "script" (`python NAME`), "module" (`python -m NAME`), "command" (`sh NAME` for
     shell scripts, else the file itself) or "function" (`module:function` is called without
-    arguments). `packaged`: a package was installed for it. `interpreter`: what runs a shell
-    script, as its first line says; () for the file itself and for Python.
+    arguments). `interpreter`: what runs a shell script, as its first line says; () for the file
+    itself and for Python.
     """
 
     kind: str
     name: str
     code_dir: str
     arguments: tuple[str, ...]
-    packaged: bool = False
     interpreter: tuple[str, ...] = ()
 
 

@@ -23,11 +23,6 @@ class Machine(NamedTuple):
     memory_limit_bytes: int | None
     shm_bytes: int | None
 
-    @property
-    def slots(self) -> int:
-        """Ranks that fit: GPUs, else Neuron cores, else 1."""
-        return self.gpus or self.neurons or 1
-
 
 class HostFacts(NamedTuple):
     """What one host sends to all others before planning; travels as a JSON list.

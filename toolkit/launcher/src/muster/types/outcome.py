@@ -97,3 +97,8 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def ended(status: int) -> str:
+    """`exit 1`, or the name of the signal that minus `status` is."""
+    return f"exit {status}" if status >= 0 else signal_name(-status)

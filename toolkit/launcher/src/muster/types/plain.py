@@ -56,6 +56,24 @@ def short(value: object) -> str:
     return f"{text[: SHOWN - 4]}...{end}"
 
 
+def size_text(count: float) -> str:
+    """`812 MiB`, `1.5 GiB`, `97 bytes`."""
+    if count < 1024:
+        return f"{count:.0f} bytes"
+    for unit in ("KiB", "MiB", "GiB"):
+        count /= 1024
+        if count < 1024:
+            return f"{count:.3g} {unit}" if count < 100 else f"{count:.0f} {unit}"
+    return f"{count / 1024:.3g} TiB"
+
+
+def whole_number(text: str, low: int = 0, high: int = 999_999_999) -> int | None:
+    """The number that the text is, in plain digits; None for another text, or one out of range."""
+    if not (text.isascii() and text.isdecimal() and len(text) < 16):
+        return None
+    return int(text) if low <= int(text) <= high else None
+
+
 def _pieces(line: str, width: int) -> list[str]:
     pieces = []
     indent = line[: len(line) - len(line.lstrip())][: width // 2] + "    "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from muster.types.plain import whole_number
 from muster.types.values import NamedTuple
 
 LAST = "last"
@@ -52,9 +53,10 @@ def _end(text: str) -> int | None:
     text = text.strip()
     if text == LAST:
         return None
-    if not (text.isascii() and text.isdecimal() and len(text) < 10):
+    number = whole_number(text)
+    if number is None:
         raise ValueError(f"expected numbers of ranks, ranges or {LAST}, got {text!r}")
-    return int(text)
+    return number
 
 
 def mark_of(environ: Mapping[str, str]) -> str:

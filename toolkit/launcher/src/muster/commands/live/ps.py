@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
-from muster.arguments import Parser, UsageError
-from muster.commands.live.stacks import add_run
+from muster.arguments import Parser
+from muster.commands.live.stacks import add_run, print_answer
 from muster.commands.live.there import asked_there
 from muster.local import control_client
 from muster.run.observe.control import STATE, Inquiry
@@ -41,25 +40,21 @@ def run(args: argparse.Namespace) -> int:
         return code
     found = control_client.find(args.run)
     answer = control_client.ask(found, Inquiry(STATE))
-    try:
+    with suppress(KeyError, TypeError):  # another version: below it is said
         control_client.count_here(found, answer["ranks"])
-    except (KeyError, TypeError):
-        pass  # another version: below it is said
-    if args.json:
-        sys.stdout.write(json.dumps(answer) + "\n")
-        return 0
-    try:
-        rows = answer["ranks"]
-        table = [HEAD, *map(_row, rows)]
-        if any(one.get("own_s") is not None for one in rows):
-            table = [(*row, *more) for row, more in zip(table, _own(rows), strict=True)]
-        lines = columns(table, right=(1, 2, 3, 4, 5, 6, 8, 9))
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{found.name} is of another version of muster", "use --json") from None
+    print_answer(found, answer, args.json, _table)
+    return 0
+
+
+def _table(answer: Mapping[str, Any]) -> str:
+    rows = answer["ranks"]
+    table = [HEAD, *map(_row, rows)]
+    if any(one.get("own_s") is not None for one in rows):
+        table = [(*row, *more) for row, more in zip(table, _own(rows), strict=True)]
+    lines = columns(table, right=(1, 2, 3, 4, 5, 6, 8, 9))
     if answer.get("silent"):
         lines.append(f"did not answer: {', '.join(map(text_of, answer['silent']))}")
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
+    return "\n".join(lines) + "\n"
 
 
 def _own(ranks: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from muster.arguments import Parser, UsageError
 from muster.commands.live.there import asked_there
 from muster.local import control_client
+from muster.local.control_client import LiveRun
 from muster.run.observe import answers
 from muster.run.observe.control import STACKS, Inquiry
 from muster.types.shown import parse_ranks
@@ -50,11 +53,17 @@ def run(args: argparse.Namespace) -> int:
         return code
     found = control_client.find(args.run)
     answer = control_client.ask(found, Inquiry(STACKS, args.ranks, args.all_threads))
-    if args.json:
-        sys.stdout.write(json.dumps(answer) + "\n")
-        return 0
-    try:
-        sys.stdout.write(answers.as_text(answer))
-    except (KeyError, TypeError, ValueError):
-        raise UsageError(f"{found.name} is of another version of muster", "use --json") from None
+    print_answer(found, answer, args.json, answers.as_text)
     return 0
+
+
+def print_answer(
+    run: LiveRun, answer: dict[str, Any], as_json: bool, as_text: Callable[[dict[str, Any]], str]
+) -> None:
+    """What a run answered, for programs or for people. Raises UsageError where it cannot be
+    read."""
+    try:
+        text = json.dumps(answer) + "\n" if as_json else as_text(answer)
+    except (KeyError, TypeError, ValueError):
+        raise UsageError(f"{run.name} is of another version of muster", "use --json") from None
+    sys.stdout.write(text)

@@ -4,17 +4,17 @@ the page that says how it scales."""
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Iterator, Sequence
 
 from muster.arguments import Parser, UsageError, one_of, whole_number
 from muster.commands.parser import INTERRUPTED_EXIT_CODE
 from muster.commands.records.report import add_price, read, scale_report
-from muster.local.api.jobs import RunningJob
+from muster.local.api.jobs import RunningJob, finished
 from muster.local.api.result import Result
-from muster.local.preparation import MOST_RANKS
+from muster.local.preparation import refuse_crowd
 from muster.local.request import MAX_HOSTS
+from muster.types import plain
 from muster.types.names import counted
 from muster.types.values import NamedTuple
 
@@ -58,10 +58,9 @@ def add_arguments(parser: Parser) -> None:
 
 
 def _sizes(text: str) -> tuple[int, ...]:
-    parts = [one.strip() for one in text.split(",")]
-    good = all(one.isascii() and one.isdecimal() and 0 < len(one) < 6 for one in parts)
-    found = sorted({int(one) for one in parts}) if good else []
-    if not good or found[0] < 1 or not 2 <= len(found) <= MOST_SIZES:
+    parts = {plain.whole_number(one.strip(), 1, 99_999) for one in text.split(",")}
+    found = sorted(one for one in parts if one is not None)
+    if None in parts or not 2 <= len(found) <= MOST_SIZES:
         raise argparse.ArgumentTypeError(
             f"expected 2 to {MOST_SIZES} different numbers of ranks, such as 1,2,4, got {text!r}"
         )
@@ -146,13 +145,7 @@ def _size(ranks: int, per_host: int) -> Size:
 def _crowd(ranks: int, oversubscribe: bool) -> Iterator[str]:
     """What is to be said of more ranks than processors. Raises UsageError where `muster local`
     would refuse the largest size: after all the smaller ones had run."""
-    processors = len(os.sched_getaffinity(0))
-    if ranks > MOST_RANKS * processors and not oversubscribe:
-        raise UsageError(
-            f"{ranks} ranks on {processors} processors: over {MOST_RANKS} for each would stand in "
-            "one another's way",
-            f"ask for at most {MOST_RANKS * processors}, or add --oversubscribe",
-        )
+    processors = refuse_crowd(ranks, oversubscribe)
     if ranks > processors:
         yield (
             f"Up to {ranks} ranks share {counted(processors, 'processor')}: figures of sizes above "
@@ -168,15 +161,11 @@ def _asked(size: Size, several: bool) -> list[str]:
 
 def _run(argv: Sequence[str]) -> Result:
     """One run, shown nowhere. Raises UsageError, and KeyboardInterrupt when it has ended."""
-    job = RunningJob(argv, quiet=True)
     try:
-        return job.wait()
+        return finished(RunningJob(argv, quiet=True))
     except ValueError as error:
         message, _, fix = str(error).partition("\n")
         raise UsageError(message, fix.strip()) from None
-    except BaseException as error:
-        job.end(isinstance(error, KeyboardInterrupt))
-        raise
 
 
 def _tell(text: str) -> None:

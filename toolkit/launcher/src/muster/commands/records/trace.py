@@ -15,9 +15,9 @@ from muster.local.paths import shown
 from muster.local.record.history import LATEST
 from muster.report.read import OpenRecord, open_record
 from muster.report.trace.make import TraceMade, make_trace
-from muster.report.verdict import size
 from muster.types.files import write_with
 from muster.types.names import counted
+from muster.types.plain import size_text
 
 EXAMPLES = """\
 A process for each host, a thread for each rank: phases, steps, standstills, failures, calls of
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
         made = _written(opened, target)
     print(f"{record.name}: {counted(made.hosts, 'host')}, {counted(made.ranks, 'rank')}, "
           f"{made.events:,} events, {counted(made.profiles, 'profile')} of torch")  # fmt: skip
-    print(f"  trace {shown(os.path.abspath(target))} ({size(os.path.getsize(target))})")
+    print(f"  trace {shown(os.path.abspath(target))} ({size_text(os.path.getsize(target))})")
     print("  next  open it at https://ui.perfetto.dev, or in another viewer of Chrome's traces")
     for line in made.missing[:SHOWN_MISSING]:
         print(f"  lacks {line}", file=sys.stderr)

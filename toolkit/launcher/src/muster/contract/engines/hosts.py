@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 
 from muster.contract.engines.values import Files, Values, each_once
+from muster.types.cluster import address_of
 from muster.types.engine import Engine
 from muster.types.errors import ConfigError
 from muster.types.plain import short
@@ -56,25 +57,12 @@ def listed_hosts(text: str, where: str) -> tuple[tuple[str, ...], dict[int, str]
     names, addresses = [], {}
     for index, entry in enumerate(filter(None, re.split(r"[,\s]+", text))):
         name, equals, address = entry.partition("=")
-        if not name or (equals and not is_address(address)):
+        if not name or (equals and not address_of(address)):
             what = f"{short(entry)} is not NAME=ADDRESS"
             raise ConfigError.of(where, what, "write algo-1=10.0.0.1, or the name alone")
-        if is_address(name):
+        if address_of(name):
             address, name = name, f"node-{index}" if ":" in name else name
         names.append(name)
         if address:
             addresses[index] = address
     return each_once(tuple(names), where), addresses
-
-
-def is_address(text: str) -> bool:
-    """Whether the text is an address of IPv4 or IPv6."""
-    import socket
-
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            socket.inet_pton(family, text)
-            return True
-        except (OSError, ValueError):
-            continue
-    return False

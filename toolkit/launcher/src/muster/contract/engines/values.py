@@ -7,7 +7,7 @@ from typing import Any
 
 from muster.types.engine import Engine
 from muster.types.errors import ConfigError
-from muster.types.plain import short
+from muster.types.plain import short, whole_number
 
 Files = Callable[[str], str]  # path -> text of the file, "" where there is none
 SECRET_FILE = "MUSTER_JOB_SECRET_FILE"
@@ -34,10 +34,11 @@ class Values:
         text = self.text(what, *names).strip()
         if not text:
             return None
-        if text.isascii() and text.isdecimal() and least <= int(text[:15]) <= 1 << 40:
-            return int(text)
-        where = self.origins[what].removeprefix("variable ")
-        raise ConfigError.of(where, f"expected a whole number from {least}, got {short(text)}")
+        found = whole_number(text, least, 1 << 40)
+        if found is None:
+            where = self.origins[what].removeprefix("variable ")
+            raise ConfigError.of(where, f"expected a whole number from {least}, got {short(text)}")
+        return found
 
     def needed(self, what: str, *names: str, fix: str, least: int = 0) -> int:
         """As `number`; raises ConfigError where no variable is set."""

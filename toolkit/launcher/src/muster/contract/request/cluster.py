@@ -95,8 +95,7 @@ def _groups(value: object, names: Sequence[str], findings: Findings) -> list[_Gr
     if value is None:
         return []
     if not isinstance(value, list):
-        what = f"expected a list, got {short(value)}"
-        findings.problem("instance_groups", what, f"fix it in {RESOURCES}")
+        findings.expected("instance_groups", "a list", value, f"fix it in {RESOURCES}")
         return []
     problems = len(findings.problems)
     known = set(names)
@@ -151,7 +150,7 @@ def _text(document: Mapping[str, object], key: str, default: str, findings: Find
     if value is None or value == "":
         return default
     if not isinstance(value, str) or not value.isprintable():
-        findings.problem(key, f"expected a string, got {short(value)}", f"fix {key} in {RESOURCES}")
+        findings.expected(key, "a string", value, f"fix {key} in {RESOURCES}")
         return default
     return value
 
@@ -175,8 +174,8 @@ def distribution_positions(hosts: HostList, wanted: object, findings: Findings) 
         return everybody
     names = [wanted] if isinstance(wanted, str) else wanted
     if not isinstance(names, list) or not names or not all(isinstance(x, str) for x in names):
-        what = f"expected a list of group names, got {short(wanted)}"
-        findings.problem(GROUPS_KEY, what, f"known: {listed(tuple(hosts.groups))}")
+        known = f"known: {listed(tuple(hosts.groups))}"
+        findings.expected(GROUPS_KEY, "a list of group names", wanted, known)
         return everybody
     if not hosts.groups:
         return everybody  # local mode sends no groups

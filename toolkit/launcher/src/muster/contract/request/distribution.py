@@ -7,9 +7,15 @@ from __future__ import annotations
 
 from muster.contract.findings import Findings
 from muster.contract.request.hyperparameters import Hyperparameters
-from muster.contract.request.parameter_server import parameter_server
-from muster.types.distribution import MODEL_PARALLEL, Distribution, Mpi, Single, Torchrun
-from muster.types.plain import short
+from muster.types.distribution import (
+    MODEL_PARALLEL,
+    Distribution,
+    Mpi,
+    ParameterServer,
+    Single,
+    Torchrun,
+)
+from muster.types.plain import short, whole_number
 
 MAX_PROCESSES = 1024
 PROCESSES_PER_HOST = "sagemaker_mpi_num_of_processes_per_host"
@@ -100,13 +106,13 @@ def _value(
     if option == "torch_distributed":
         return Torchrun(name, numbers[0])
     if option in ("parameter_server", "multi_worker_mirrored_strategy"):
-        return parameter_server(hyperparameters, name, numbers[0], findings)
+        port = _script_number(hyperparameters, "_ps_port", 1, 65_535, findings)
+        level = _script_number(hyperparameters, "_ps_verbose", 0, 9, findings)
+        return ParameterServer(name, numbers[0], port, level)
     key = MPI_OPTIONS if option == "mpi" else SMDDP_OPTIONS
     options = hyperparameters.framework.get(key) or ""
     if not isinstance(options, str):
-        findings.problem(
-            key, f"expected a string, got {short(options)}", "send options as one string"
-        )
+        findings.expected(key, "a string", options, "send options as one string")
         options = ""
     return Mpi(name, *numbers, options)
 
@@ -157,7 +163,7 @@ def _flag(hyperparameters: Hyperparameters, key: str, findings: Findings) -> boo
         return bool(value)
     truth = _TRUTH.get(str(value).lower()) if isinstance(value, str | int) else None
     if truth is None:
-        findings.problem(key, f"expected true or false, got {short(value)}", "send true or false")
+        findings.expected(key, "true or false", value, "send true or false")
     return bool(truth)
 
 
@@ -166,12 +172,25 @@ def _count(hyperparameters: Hyperparameters, key: str, findings: Findings) -> in
     if text is None:
         return None
     digits = text[1:-1] if text.startswith('"') and text.endswith('"') else text
-    count = int(digits) if digits.isascii() and digits.isdecimal() and len(digits) < 12 else 0
-    if not 1 <= count <= MAX_PROCESSES:
+    count = whole_number(digits, 1, MAX_PROCESSES)
+    if count is None:
         what = f"expected a positive integer up to {MAX_PROCESSES:,}, got {_shown(text)}"
         findings.problem(key, what, "send a number such as 8, or leave it out: one per device")
-        return None
     return count
+
+
+def _script_number(
+    hyperparameters: Hyperparameters, key: str, low: int, high: int, findings: Findings
+) -> int | None:
+    """One of MXNet's, which are hyperparameters of the script as well."""
+    value = hyperparameters.user.get(key)
+    if value is None:
+        return None
+    found = None if isinstance(value, bool | float) else whole_number(str(value), low, high)
+    if found is None:
+        what = f"a {'port' if key == '_ps_port' else 'level'} from {low} to {high}"
+        findings.expected(key, what, value, "send a number in this range, or leave it out")
+    return found
 
 
 def _shown(wire: str) -> str:

@@ -70,13 +70,12 @@ def check_parameters(parameters: object, where: str, findings: Findings) -> None
     `where`: what holds them, for the text of a problem. null stands for a key's default.
     """
     if not isinstance(parameters, Mapping):
-        what = f"expected a JSON object, got {short(parameters)}"
-        findings.problem(where, what, 'send an object such as {"partitions": 2}')
+        findings.expected(where, "a JSON object", parameters, 'such as {"partitions": 2}')
         return
     for key, value in parameters.items():
         kind = _KNOWN.get(str(key))
         if kind is not None and value is not None and not _fits(value, kind):
-            findings.problem(f"{where}.{key}", f"expected {_expected(kind)}, got {short(value)}")
+            findings.expected(f"{where}.{key}", _expected(kind), value)
     unknown = [str(key) for key in parameters if key not in _KNOWN]
     findings.warn_of_each(unknown, lambda key: _say_unknown(where, key), f"unknown keys of {where}")
     _check_together(parameters, where, findings)

@@ -101,8 +101,8 @@ def find_source(
         findings.origins["source"] = f"hyperparameter {key}"
         if isinstance(submitted, str) and submitted.isprintable():
             return "" if submitted.rstrip("/") == paths.code else submitted
-        what = f"expected an address or a path, got {short(submitted)}"
-        findings.problem(key, what, "send an s3:// address or an absolute path")
+        what, fix = "an address or a path", "send an s3:// address or an absolute path"
+        findings.expected(key, what, submitted, fix)
         return ""
     folder = environ.get("SM_SOURCE_DIR")
     if folder:
@@ -141,8 +141,7 @@ def check_texts(fixed: Mapping[str, object], findings: Findings) -> None:
     for key in ("sagemaker_job_name", "sagemaker_region"):
         value = fixed.get(key)
         if isinstance(value, str) and not value.isprintable():
-            what = f"expected plain text, got {short(value)}"
-            findings.problem(key, what, "send a name without control characters")
+            findings.expected(key, "plain text", value, "send a name without control characters")
 
 
 def find_log_level(fixed: Mapping[str, object], findings: Findings) -> int:
@@ -157,10 +156,6 @@ def find_log_level(fixed: Mapping[str, object], findings: Findings) -> int:
         value = int(text) if text.isdecimal() and len(text) < 5 else _LEVELS.get(text.upper())
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 50:
         return value
-    findings.problem(
-        key,
-        f"expected DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50, "
-        f"got {short(fixed[key])}",
-        "send INFO or 20",
-    )
+    what = "DEBUG, INFO, WARNING, ERROR, CRITICAL or a number from 0 to 50"
+    findings.expected(key, what, fixed[key], "send INFO or 20")
     return DEFAULT_LEVEL

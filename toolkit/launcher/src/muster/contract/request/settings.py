@@ -10,11 +10,12 @@ from typing import Any
 
 from muster.contract.findings import ENOUGH, Findings
 from muster.contract.request.hyperparameters import check_argument
+from muster.types.cluster import address_of
 from muster.types.deadlines import RANGES, variable
 from muster.types.debug import Debug, parse_debug
 from muster.types.job import Settings
 from muster.types.names import did_you_mean
-from muster.types.plain import short
+from muster.types.plain import short, whole_number
 from muster.types.shown import Shown, parse_ranks
 
 MIN_SECRET_BYTES = 16
@@ -86,7 +87,7 @@ def flag(environ: Mapping[str, str], name: str, findings: Findings) -> bool:
     value = environ.get(name, "")
     truth = _FLAGS.get(value.lower())
     if truth is None:
-        findings.problem(name, f"expected 1 or 0, got {short(value)}", f"set {name}=1 or unset it")
+        findings.expected(name, "1 or 0", value, f"set {name}=1 or unset it")
     return bool(truth)
 
 
@@ -114,12 +115,11 @@ def _integer(rule: str, high: int, fix: str = "unset it or set it inside the ran
 
     def read(environ: Mapping[str, str], name: str, default: Any, findings: Findings) -> Any:
         text = environ.get(name)
-        if text is None:
+        found = default if text is None else whole_number(text, 1, high)
+        if found is None and text is not None:
+            findings.problem(name, f"{rule}, got {short(text)}", fix)
             return default
-        if text.isascii() and text.isdecimal() and len(text) < 15 and 1 <= int(text) <= high:
-            return int(text)
-        findings.problem(name, f"{rule}, got {short(text)}", fix)
-        return default
+        return found
 
     return read
 
@@ -144,8 +144,7 @@ def _path(what: str, is_good: Callable[[str], bool] = lambda path: True) -> _Rea
         path = environ.get(name, default)
         if not path or (path.startswith("/") and is_good(path)):
             return path
-        what_else = f"expected {what}, got {short(path)}"
-        findings.problem(name, what_else, f"set {name} to one or unset it")
+        findings.expected(name, what, path, f"set {name} to one or unset it")
         return default
 
     return read
@@ -230,8 +229,8 @@ def parse_addresses(
         return {}
     pairs = _pairs(text)
     if pairs is None:
-        what = f"expected a JSON object or name=address pairs, got {short(text)}"
-        findings.problem(ADDRESSES, what, "write algo-1=127.0.0.1,algo-2=127.0.0.2")
+        what = "a JSON object or name=address pairs"
+        findings.expected(ADDRESSES, what, text, "write algo-1=127.0.0.1,algo-2=127.0.0.2")
         return {}
     problems = len(findings.problems)
     for name, address in pairs.items():
@@ -240,14 +239,14 @@ def parse_addresses(
         if name not in hosts:
             what = f"unknown host {short(name)}{did_you_mean(name, hosts)}"
             findings.problem(ADDRESSES, what, "name hosts of resourceconfig.json")
-        if not _address(address):
+        if not address_of(address):
             what = f"{name}: expected an IPv4 or IPv6 address, got {short(address)}"
             fix = "write an address such as 127.0.0.2 or fd00::2"
-            if _address(plain := re.sub(r"\b0+(?=\d)", "", address)):
+            if address_of(plain := re.sub(r"\b0+(?=\d)", "", address)):
                 what = f"{name}: a number of {short(address)} begins with 0: octal to some systems"
                 fix = f"write {plain} if that is meant"
             findings.problem(ADDRESSES, what, fix)
-    return {name: _address(address) or address for name, address in pairs.items()}
+    return {name: address_of(address) or address for name, address in pairs.items()}
 
 
 def _pairs(text: str) -> dict[str, str] | None:
@@ -262,15 +261,3 @@ def _pairs(text: str) -> dict[str, str] | None:
     if not all(separator for _, separator, _ in items):
         return None
     return {name.strip(): address.strip() for name, _, address in items}
-
-
-def _address(text: str) -> str:
-    """The address in the form that the kernel gives it back in; "" when it is none."""
-    import socket
-
-    for family in (socket.AF_INET, socket.AF_INET6):
-        try:
-            return socket.inet_ntop(family, socket.inet_pton(family, text))
-        except (OSError, ValueError):
-            continue
-    return ""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from muster.contract.findings import Findings
-from muster.types.plain import short
 
 VARIABLE = "SAGEMAKER_TRAINING_MODULE"
 # Vendor images set these; what their functions do is what this launcher does in their place.
@@ -34,11 +33,8 @@ def find_training_function(environ: Mapping[str, str], findings: Findings) -> st
         return ""
     names = [*module.split("."), *function.split(".")]
     if not colon or not all(name.isidentifier() for name in names):
-        findings.problem(
-            f"variable {VARIABLE}",
-            f"expected module:function, got {short(value)}",
-            "name a function without arguments, such as my_toolkit.training:main, or unset it",
-        )
+        fix = "name a function without arguments, such as my_toolkit.training:main, or unset it"
+        findings.expected(f"variable {VARIABLE}", "module:function", value, fix)
         return ""
     findings.origins["program"] = f"variable {VARIABLE}"
     return value

@@ -15,7 +15,7 @@ import signal
 import threading
 from typing import Any
 
-from muster.arguments import USAGE_EXIT_CODE, HelpShown, Parser, UsageError
+from muster.arguments import USAGE_EXIT_CODE, HelpShown, UsageError
 from muster.local.signals import STOPPING
 
 READ_BYTES = 1 << 16
@@ -70,12 +70,10 @@ def _end_with(parent: int) -> None:
 
 
 def _run(argv: list[str], report: int) -> int:
-    from muster.local import command
+    from muster.local.command import run_line
 
-    parser = Parser("muster local", script_arguments=True)
     try:
-        command.add_arguments(parser)
-        return command.run(parser.parse(argv), lambda path: _tell(report, "folder", path))
+        return run_line(argv, lambda path: _tell(report, "folder", path))
     except UsageError as error:
         text = f"{error.message}\n  {error.fix}".rstrip()
     except HelpShown:

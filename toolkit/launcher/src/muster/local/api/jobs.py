@@ -18,7 +18,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import IO
 
 import muster
@@ -61,12 +62,7 @@ def run(
     Raises ValueError with the command's words before anything has started where the request is
     wrong, KeyboardInterrupt after Ctrl-C once the job has ended (a second one ends it by force).
     """
-    job = RunningJob(_argv(script, arguments, options), quiet)
-    try:
-        return job.wait()
-    except BaseException as error:
-        job.end(isinstance(error, KeyboardInterrupt))
-        raise
+    return finished(RunningJob(_argv(script, arguments, options), quiet))
 
 
 def start(
@@ -80,12 +76,24 @@ def start(
     The job ends with its handle, and with the process that started it.
     """
     job = RunningJob(_argv(script, arguments, options), quiet=True)
-    try:
+    with _ending(job):
         job._wait_for_folder()
+    return job
+
+
+def finished(job: RunningJob) -> Result:
+    """The end of the job, which does not outlive an exception here, a Ctrl-C among them."""
+    with _ending(job):
+        return job.wait()
+
+
+@contextmanager
+def _ending(job: RunningJob) -> Iterator[None]:
+    try:
+        yield
     except BaseException as error:
         job.end(isinstance(error, KeyboardInterrupt))
         raise
-    return job
 
 
 class RunningJob:
@@ -144,7 +152,7 @@ class RunningJob:
     def stop(self) -> None:
         """Asks it to stop, as SIGTERM does to `muster local`; a second time by force. `wait`
         returns its end."""
-        self._signal(signal.SIGTERM)
+        self._process.send_signal(signal.SIGTERM)
 
     def __enter__(self) -> RunningJob:
         return self
@@ -167,16 +175,13 @@ class RunningJob:
         number = signal.SIGINT if interrupted else signal.SIGTERM
         limit_s = None if number == signal.SIGINT else STOP_S
         for wanted in (number, number, signal.SIGKILL):
-            self._signal(wanted)
+            self._process.send_signal(wanted)
             try:
                 until = None if limit_s is None else time.monotonic() + limit_s
                 self._take_in(until, lambda: False)
                 return
             except (KeyboardInterrupt, TimeoutError, OSError, ValueError):
                 continue  # also of a stream that cannot be written any more
-
-    def _signal(self, number: int) -> None:
-        self._process.send_signal(number)
 
     def _send(self, data: bytes) -> None:
         if self._process.stdin is None:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from collections.abc import Mapping
+from contextlib import suppress
+from itertools import chain
 from typing import Any
 
+from muster.report.cells import mapping
+from muster.report.host import rank_files
+from muster.report.lines import Lines
 from muster.types.files import read_object, read_text
 from muster.types.run_files import LOGS, METRICS, SUMMARY
 from muster.types.values import NamedTuple
-
-_OUTPUT = re.compile(r"rank-([0-9]+)\.(?:out|err)")
 
 
 class RankResult(NamedTuple):
@@ -70,8 +71,8 @@ class Result(NamedTuple):
         """None of a run that succeeded."""
         if self.succeeded:
             return None
-        outcome = _object(self.summary.get("outcome"))
-        first = _object(outcome.get("first"))
+        outcome = mapping(self.summary.get("outcome"))
+        first = mapping(outcome.get("first"))
         headline = str(outcome.get("headline") or f"the run ended with exit code {self.exit_code}")
         if outcome.get("result") == "Stopped":
             headline = f"stopped: {headline}"
@@ -124,24 +125,17 @@ def read_result(exit_code: int, folder: str) -> Result:
 
 def _with_output(folder: str) -> list[tuple[int, str]]:
     """(rank, host) of all that wrote something, also where no leader lived to list its ranks."""
-    found = []
-    for host in sorted(os.listdir(folder)) if os.path.isdir(folder) else ():
-        logs = os.path.join(folder, host, LOGS)
-        names = os.listdir(logs) if os.path.isdir(logs) else ()
-        found += [(int(match[1]), host) for name in names if (match := _OUTPUT.fullmatch(name))]
-    return found
+    hosts = sorted(os.listdir(folder)) if os.path.isdir(folder) else ()
+    return [(rank, host) for host in hosts
+            for _, rank, _ in rank_files(os.path.join(folder, host, LOGS))]  # fmt: skip
 
 
 def _metrics(rank: RankResult) -> list[Mapping[str, Any]]:
-    path = os.path.join(rank.folder, METRICS, f"rank-{rank.number}.jsonl")
     found: list[Mapping[str, Any]] = []
-    for line in read_text(path, -1).splitlines():
-        try:
-            document = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(document, dict):
-            values = {name: _number(one) for name, one in _object(document.get("values")).items()}
+    lines = Lines(os.path.join(rank.folder, METRICS, f"rank-{rank.number}.jsonl"))
+    with suppress(OSError):
+        for document in chain.from_iterable(lines.pieces()):
+            values = {name: _number(one) for name, one in mapping(document.get("values")).items()}
             found.append({**document, "values": values, "rank": rank.number, "host": rank.host})
     return found
 
@@ -149,7 +143,3 @@ def _metrics(rank: RankResult) -> list[Mapping[str, Any]]:
 def _number(value: object) -> object:
     """NaN and the infinities are texts in the file."""
     return float(value) if value in ("NaN", "Infinity", "-Infinity") else value
-
-
-def _object(value: object) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}

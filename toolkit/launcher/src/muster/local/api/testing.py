@@ -6,10 +6,12 @@ import os
 import subprocess
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from muster.local.api import jobs
 from muster.local.api.result import RankResult, Result
+from muster.report.lines import tail
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -77,22 +79,14 @@ class TestJobs:
 def _last_lines(rank: RankResult) -> str:
     lines = [f"--- rank {rank.number} on {rank.host}, {_ended(rank)}"]
     for kind in ("out", "err"):
-        found = _tail(rank.path(kind)).splitlines()[-SHOWN_LINES:]
-        lines += [f"{kind}: {line}" for line in found]
+        with suppress(OSError):  # it wrote nothing
+            found = tail(rank.path(kind), TAIL_BYTES).splitlines()[-SHOWN_LINES:]
+            lines += [f"{kind}: {line}" for line in found]
     return "\n".join(lines)
 
 
 def _ended(rank: RankResult) -> str:
     return "end not known" if rank.exit_code is None else f"exit code {rank.exit_code}"
-
-
-def _tail(path: str) -> str:
-    try:
-        with open(path, "rb") as file:
-            file.seek(max(0, os.fstat(file.fileno()).st_size - TAIL_BYTES))
-            return file.read().decode(errors="replace")
-    except OSError:
-        return ""
 
 
 def _stacks(folder: str) -> str:

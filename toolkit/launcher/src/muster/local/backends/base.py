@@ -6,6 +6,7 @@ import os
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import size_in_words
 from muster.local import memory
@@ -16,6 +17,9 @@ from muster.local.request import Request
 from muster.local.tree import write_tree
 from muster.types.files import search_path
 from muster.types.machine import Machine
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 LOOPBACK = "lo"
 
@@ -84,7 +88,8 @@ class Backend(ABC):
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
         """What the host supervisor is to start. May raise UsageError."""
-        return Orders(self.name, hosts)
+        channels, checkpoint = self.request.channels, self.request.checkpoint or ""
+        return Orders(self.name, hosts, channels=channels, checkpoint=checkpoint)
 
     @abstractmethod
     def differences(self) -> list[str]:
@@ -115,6 +120,10 @@ class Backend(ABC):
     def base(self, host: str) -> str:
         """A host's opt/ml as it sees it."""
         return ML if self.has_own_ml else self.folder.base(host)
+
+    @abstractmethod
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        """How faults are done to its hosts. `supervisor`: pid of their host supervisor."""
 
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
         """Commands for what is still there after the run."""

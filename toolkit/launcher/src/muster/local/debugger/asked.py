@@ -8,6 +8,7 @@ from importlib.util import find_spec
 
 from muster.arguments import UsageError
 from muster.types.debug import HOLD, PDB, WAIT
+from muster.types.plain import whole_number
 from muster.types.values import NamedTuple
 
 INSTALL = "pip install 'muster-training[debug]'"
@@ -59,13 +60,14 @@ def read_debug(
         raise UsageError(f"{option} takes one rank, got {' and '.join(given)}", ALONE)
     number, colon, port = given[0].partition(":")
     example = f"for example {option} 3" + (" or --debug 3:5679" if debug else "")
-    if not _is_number(number) or (colon and (pdb or not _is_number(port))):
+    rank, chosen = whole_number(number), whole_number(port)
+    if rank is None or (colon and (pdb or chosen is None)):
         expected = "RANK or RANK:PORT" if debug else "RANK"
         raise UsageError(f"{option}: expected {expected}, got {given[0]!r}", example)
-    if colon and not 0 < int(port) < 1 << 16:
+    if chosen is not None and not 0 < chosen < 1 << 16:
         raise UsageError(f"{option}: no port {port}", "ports are 1 to 65535")
     _refuse_limit(timeout_s, f"rank {number}")
-    return DebugRequest(WAIT if debug else PDB, int(number), int(port) if colon else None)
+    return DebugRequest(WAIT if debug else PDB, rank, chosen)
 
 
 def _refuse_limit(timeout_s: float | None, who: str) -> None:
@@ -74,10 +76,6 @@ def _refuse_limit(timeout_s: float | None, who: str) -> None:
             f"--timeout would end the job while you debug {who}",
             "leave out --timeout: a job that is debugged has no time limit, Ctrl-C ends it",
         )
-
-
-def _is_number(text: str) -> bool:
-    return text.isascii() and text.isdecimal() and len(text) < 10
 
 
 def check_debug(request: DebugRequest, ranks: int, exact: bool, isolation: str) -> None:

@@ -11,14 +11,14 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.faults.spec import CUT, FREEZE, KILL, SLOW, STOP, Fault
 from muster.local.record.runfolder import RunFolder
 from muster.local.show.progress import Progress, Tail
-from muster.types.events import SCHEMA
+from muster.run.base.record import SCHEMA
 from muster.types.run_files import METRICS
 from muster.types.values import NamedTuple
 
@@ -40,7 +40,7 @@ class Landing(NamedTuple):
 
 
 class Injector(threading.Thread):
-    """`ended`: the hosts that have ended. `said` fills with lines for the screen;
+    """`ended`: index of each host that has ended, with its status. `said`: lines for the screen;
     `stops`: faults that want the job to be stopped, to be taken by the session; `killed`: hosts
     that were, of which an engine tells no more than 137."""
 
@@ -50,7 +50,7 @@ class Injector(threading.Thread):
         folder: RunFolder,
         hosts: Sequence[str],
         means: Means,
-        ended: Callable[[], Collection[str]],
+        ended: Mapping[int, int],
     ) -> None:
         super().__init__(name="faults", daemon=True)
         self.said: deque[str] = deque()
@@ -60,7 +60,7 @@ class Injector(threading.Thread):
         self._folder = folder
         self._hosts = hosts
         self._means = means
-        self._ended = ended
+        self._statuses = ended
         self._over = threading.Event()
         self._shots = [_Shot(fault) for fault in faults]
         self._progress = Progress(hosts)
@@ -93,6 +93,10 @@ class Injector(threading.Thread):
         for tail in self._metrics.values():
             tail.close()
         return [shot.report or self._tell(shot, self._missed(shot.fault)) for shot in self._shots]
+
+    def _ended(self) -> list[str]:
+        """By their names."""
+        return [self._hosts[index] for index in list(self._statuses)]
 
     def _look(self) -> None:
         for event in self._tail.read():

@@ -12,15 +12,17 @@ import select
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
+from muster.local.orders import Orders
 from muster.run.base import procfs
 from muster.run.child.private_folder import remove_abandoned
 from muster.run.child.rank_shim import descendants
 from muster.types.files import find_program
 
+MARK = "MUSTER_INSTALL_TARGET"
 LIMIT_S = 5.0  # for a tree to stand still, or to be gone
 POLL_S = 0.005
 IP_LIMIT_S = 5.0
@@ -29,12 +31,12 @@ FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
 
 
 class ProcessMeans(Means):
-    """`supervisor`: pid of the run's host supervisor. `marks`: host -> an entry of the environment
-    of its `train` that no other host has."""
+    """`supervisor`: pid of the run's host supervisor, which had these `orders`."""
 
-    def __init__(self, supervisor: int, marks: Mapping[str, bytes]) -> None:
+    def __init__(self, supervisor: int, orders: Orders) -> None:
         self._supervisor = supervisor
-        self._marks = marks
+        # host -> an entry of the environment of its `train` that no other host has
+        self._marks = {one.name: f"{MARK}={one.environ[MARK]}".encode() for one in orders.hosts}
 
     def kill(self, target: Target) -> None:
         root = self._root(target)
@@ -131,18 +133,12 @@ class ProcessMeans(Means):
 
 
 class NamespaceMeans(ProcessMeans):
-    """Hosts with a network of their own. `addresses`: of each host. A cut gives every packet for
-    the other host to an address of the link layer that nobody has: it is lost without an answer."""
+    """Hosts with a network of their own, behind `interface`. A cut gives every packet for the
+    other host to an address of the link layer that nobody has: it is lost without an answer."""
 
-    def __init__(
-        self,
-        supervisor: int,
-        marks: Mapping[str, bytes],
-        addresses: Mapping[str, str],
-        interface: str,
-    ) -> None:
-        super().__init__(supervisor, marks)
-        self._addresses = addresses
+    def __init__(self, supervisor: int, orders: Orders, interface: str) -> None:
+        super().__init__(supervisor, orders)
+        self._addresses = {host.name: host.address for host in orders.hosts}
         self._interface = interface
 
     def cut(self, one: str, other: str) -> None:

@@ -12,24 +12,12 @@ import stat
 from collections.abc import Iterator, Mapping, Sequence
 from typing import IO
 
-from muster.local.record.layout import (
-    COMMAND,
-    FRESH_MODEL,
-    FRESH_SOURCE,
-    HELD,
-    LAUNCH,
-    MARK,
-    MODEL,
-    OF_SUBMIT,
-    SOURCE,
-)
+from muster.local.record.layout import FRESH_MODEL, MARK, MODEL, OF_A_RUN, SOURCE
 from muster.types.run_files import OF_A_HOST, RECORD, SUMMARY
 from muster.types.values import NamedTuple
 
 # what muster itself leaves: at the top of the run folder, in a host's, in its opt/ml, in its output
-_OWN_TOP = (MARK, SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", COMMAND,
-            os.path.dirname(SOURCE), FRESH_SOURCE, MODEL, FRESH_MODEL, LAUNCH, HELD,
-            *OF_SUBMIT)  # fmt: skip
+_OWN_TOP = (SUMMARY, f"{SUMMARY}.new", f"{SUMMARY}.part", os.path.dirname(SOURCE), *OF_A_RUN)
 _OWN_HOST = (*OF_A_HOST, "opt", "site", MARK, os.path.dirname(SOURCE))
 _OWN_BASE = ("input", "code", "model", "checkpoints", "output")
 _OWN_OUTPUT = ("data", "failure", "failure.earlier", "success", ".muster-reserve")

@@ -6,12 +6,12 @@ import os
 import shlex
 import time
 from collections import Counter
-from typing import Any
 
 from muster.arguments import UsageError
 from muster.local.record import layout, runfolder
 from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
+from muster.report.cells import mapping, number, text, whole
 from muster.types.files import read_object
 from muster.types.names import TYPED, did_you_mean
 from muster.types.run_files import SUMMARY
@@ -101,32 +101,21 @@ def read_run(path: str) -> Run:
     """What the folder says; a field that cannot be read is empty. The job may have written there,
     and the folder may go at any time."""
     summary = read_object(os.path.join(path, SUMMARY))
-    local, outcome = _Fields(summary.get("local")), _Fields(summary.get("outcome"))
+    local, outcome = mapping(summary.get("local")), mapping(summary.get("outcome"))
     unknown = "submitted" if os.path.exists(os.path.join(path, layout.SUBMITTED)) else "lost"
-    state = (outcome.get("result", str) or unknown).lower()
+    state = (text(outcome.get("result")) or unknown).lower()
     if not is_over(path):
         state = "running"
-    code, seconds = local.get("exit_code", int), local.get("seconds", float, int)
+    code, seconds = whole(local.get("exit_code")), number(local.get("seconds"))
     return Run(
         path=path,
         state=state,
-        code=outcome.get("exit_code", int) if code is None else code,
+        code=whole(outcome.get("exit_code")) if code is None else code,
         seconds=seconds if seconds is not None and 0 <= seconds < MOST_S else None,
-        headline=outcome.get("headline", str) or "",
+        headline=text(outcome.get("headline")),
         hosts=tuple(name for name in _names(path) if os.path.isdir(f"{path}/{name}/opt/ml")),
         command=read_command(path),
     )
-
-
-class _Fields:
-    """Fields of a JSON object, each only where it is of the type it should be."""
-
-    def __init__(self, value: object) -> None:
-        self._fields = value if isinstance(value, dict) else {}
-
-    def get(self, name: str, *types: type) -> Any:
-        value = self._fields.get(name)
-        return value if type(value) in types else None
 
 
 def _names(path: str) -> list[str]:

@@ -128,8 +128,6 @@ def _again(one: Run) -> int:
     except OSError as error:
         raise UsageError(f"{one.command.cwd}: {error.strerror}") from None
     tell(f"muster history: {_plain(one.command_line)}\n")
-    from muster.local import command
+    from muster.local.command import run_line
 
-    parser = Parser("muster local", script_arguments=True)
-    command.add_arguments(parser)
-    return command.run(parser.parse(argv))
+    return run_line(argv)

@@ -17,3 +17,4 @@ LAUNCH = "launch.json"  # for an editor's debugger
 HELD = "held"  # which rank a debugger held at its failure; `rank_bootstrap/debugging.py` makes it
 MODEL = "model"
 FRESH_MODEL = ".model.new"  # while it is gathered
+OF_A_RUN = (MARK, FRESH_SOURCE, COMMAND, *OF_SUBMIT, LAUNCH, HELD, MODEL, FRESH_MODEL)

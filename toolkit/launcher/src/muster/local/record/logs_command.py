@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import sys
 import time
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from collections.abc import Iterator
 from muster.arguments import Parser, UsageError, whole_number
 from muster.local.record import history, runfolder
 from muster.local.record.history import LATEST, Run
+from muster.report.host import rank_files
 from muster.types.run_files import LOGS
 
 EXAMPLES = """\
@@ -22,7 +22,6 @@ examples:
 """
 READ_BYTES = 1 << 16
 POLL_S = 0.1
-_FILE = re.compile(r"rank-([0-9]+)\.(out|err)")
 
 
 def add_arguments(parser: Parser) -> None:
@@ -80,12 +79,9 @@ class _Shown:
 
     def _paths(self) -> Iterator[tuple[str, str, int]]:
         for host in self._run.hosts or _hosts(self._run.path):
-            folder = os.path.join(self._run.path, host, LOGS)
-            names = os.listdir(folder) if os.path.isdir(folder) else []
-            found = [(int(match[1]), name) for name in names if (match := _FILE.fullmatch(name))]
-            for rank, name in sorted(found):
+            for path, rank, _ in rank_files(os.path.join(self._run.path, host, LOGS)):
                 if self._rank in (None, rank):
-                    yield os.path.join(folder, name), host, rank
+                    yield path, host, rank
 
 
 def _hosts(path: str) -> list[str]:

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from muster.local.show.outlet import Outlet
 from muster.local.show.progress import Progress
 from muster.local.show.pump import HostPump
-from muster.types.outcome import signal_name
+from muster.types.outcome import ended
 from muster.types.plain import printable, wrapped
 
 DRAW_EVERY_S = 0.25
@@ -220,8 +220,4 @@ def ranks_in_words(progress: Progress, host: str) -> str:
 
 def describe(status: int | None) -> str:
     """An exit status in few words; minus a signal names the signal."""
-    if status is None:
-        return "unknown"
-    if status >= 0:
-        return f"exit {status}"
-    return signal_name(-status)
+    return "unknown" if status is None else ended(status)

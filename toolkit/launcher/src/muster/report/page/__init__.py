@@ -11,16 +11,13 @@ from importlib import resources
 from muster.report import scale_svg, svg
 from muster.report.charts import Chart
 from muster.report.compare import Comparison
-from muster.report.figures import RankRow, RunFigures, as_json
+from muster.report.figures import RunFigures, as_json
 from muster.report.scale import KINDS, REASONS, ScaleFigures
-from muster.report.verdict import duration, size
+from muster.report.values import RankRow
+from muster.report.verdict import duration
+from muster.types.plain import size_text
 from muster.version import __version__
 
-UPLOT_VERSION = "1.6.32"
-UPLOT_SHA256 = {  # of the package uplot on npm; make check compares
-    "uplot.js": "19c8d4c6ad88929a79f4ae49d6f7161566dfd0ba3d15cc495e974f787eb78f1f",
-    "uplot.css": "df630c6a8d6f8eeaff264b50f73ce5b114f646ffd9a0bb74f049b0a00135fa04",
-}
 MOST_RANKS = 2048
 SHOWN_RANKS = 32  # a longer table scrolls in its place
 
@@ -101,7 +98,7 @@ def _fill(name: str, **values: object) -> str:
     environment.filters.update(
         duration=_or_dash(duration),
         brief=_or_dash(_brief),
-        size=_or_dash(size),
+        size=_or_dash(size_text),
         plain=_plain,
         percent=_or_dash(_percent),
     )

@@ -21,13 +21,14 @@ from functools import partial
 
 from muster.report.align import Aligned, align, guesses, leader_of
 from muster.report.cells import number, sequence, whole
-from muster.report.figures import end_in_words, last_time, left_out, phase_spans
+from muster.report.figures import last_time, left_out, phase_spans
 from muster.report.read import OpenRecord
 from muster.report.trace.calls import CallFiles
 from muster.report.trace.profiles import MOST_FILES, Profiles, profile_files
 from muster.report.trace.steps import MOST_STEPS, StepWriter, lines_a_slice, step_files
 from muster.report.trace.writer import Sink, TraceWriter, Track
 from muster.report.values import HostRecord, RecordEvent
+from muster.types.outcome import ended
 from muster.types.plain import shortened
 from muster.types.run_files import COLLECTIVES, RECORD
 from muster.types.values import NamedTuple
@@ -132,7 +133,7 @@ class _Maker:
                 continue
             at_s = self._aligned.at(host.name, event.t)
             if event.kind == "rank_ended" and event.rank in began:
-                ran(event.rank, at_s, end=end_in_words(whole(event.fields.get("status")) or 0))
+                ran(event.rank, at_s, end=ended(whole(event.fields.get("status")) or 0))
             elif event.kind == "rank_started":
                 if event.rank in began:
                     ran(event.rank, at_s)

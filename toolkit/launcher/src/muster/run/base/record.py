@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from muster.types.run_files import EVENTS, LOGS
 
-SCHEMA = 1  # of events: types.events, which jobs do without
+SCHEMA = 1  # of events: docs/reference/record.md; kinds and fields are only ever added
 BACKLOG_BYTES = 2 << 20
 EVENTS_BYTES = 32 << 20  # of one host; a line or two more where threads meet
 SAMPLES_BYTES = 24 << 20  # of these, for samples
@@ -157,7 +157,7 @@ class Recorder:
         return self._folder
 
     def event(self, kind: str, rank: int | None = None, **facts: object) -> None:
-        """Adds one event of `types.events`; its time is now. Any thread may."""
+        """Adds one event, as docs/reference/record.md has them; its time is now. Any thread may."""
         if not self._folder:
             return
         with self._lock:

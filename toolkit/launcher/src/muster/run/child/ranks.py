@@ -134,10 +134,6 @@ class HostRanks:
                 environ = {**plan.script.env, **at_start}
                 self._pool.spawn(f"rank:{rank.slot.local_rank}", environ, self)
 
-    def handle_of(self, rank: int) -> ShimHandle | None:
-        """The process of a rank of the job, if it is one of this host's and has registered."""
-        return next((one.handle for one in self._ranks if one.slot.rank == rank), None)
-
     def wind_down(self) -> None:
         """Rank 0 has ended well: ranks of the world that do nothing from here on are ended."""
         if self._plan is None or self._winding:

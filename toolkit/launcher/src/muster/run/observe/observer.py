@@ -43,7 +43,6 @@ from muster.types.values import NamedTuple
 STALL = "stall"  # of a follower to the leader: ranks of mine wait for long
 OF_JOB = {"job-state": STATE, "job-stacks": "stacks", "job-threads": THREADS}
 PENDING = 8  # questions of one host to the leader that are not answered yet
-MINE = -1  # a question of this host's own
 
 
 class HostPlace(NamedTuple):

@@ -10,16 +10,13 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from collections.abc import Callable, Collection, Sequence
+from typing import Protocol
 
 from muster.run.base import procfs
 from muster.run.base.procfs import Stat
 from muster.run.observe.looks import ProcessState, Usage
 from muster.types.values import NamedTuple
-
-if TYPE_CHECKING:
-    from muster.run.child.rank import Rank
 
 FIRST_S = 0.5  # what has ended by then is not looked at
 EVERY_S = 5.0
@@ -36,21 +33,6 @@ class Subject(NamedTuple):
     pid: int
     shim_pid: int
     heard_s: float
-
-
-def subjects_of(ranks: Iterable[Rank]) -> list[Subject]:
-    """Those of these ranks that run. May be asked on any thread."""
-    return [
-        Subject(
-            rank.slot.rank,
-            handle.pid,
-            handle.shim_pid if handle.connected else 0,
-            max(rank.watcher.heard_s, rank.began_s),
-        )
-        for rank in ranks
-        for handle in (rank.handle,)
-        if handle is not None and handle.pid and not handle.ended
-    ]
 
 
 class Sample(NamedTuple):

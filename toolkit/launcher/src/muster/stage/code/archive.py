@@ -19,8 +19,9 @@ from muster.stage.code.members import (
     accepted,
     rejected,
 )
-from muster.stage.space import DISK_FULL, shortage, size_text
+from muster.stage.space import DISK_FULL, shortage
 from muster.types.errors import SourceError
+from muster.types.plain import size_text
 
 if TYPE_CHECKING:
     import tarfile

@@ -10,8 +10,8 @@ import os
 import re
 from typing import TYPE_CHECKING, Protocol
 
-from muster.stage.space import size_text
 from muster.types.errors import SourceError
+from muster.types.plain import size_text
 from muster.types.values import NamedTuple
 
 if TYPE_CHECKING:

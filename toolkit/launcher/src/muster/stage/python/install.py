@@ -31,8 +31,8 @@ def install(
     log: Log,
     python: str = "",
     network_isolation: bool = False,
-) -> Program:
-    """Installs requirements and, for a module, its package; returns the program as installed.
+) -> None:
+    """Installs requirements and, for a module, its package.
 
     `python`: the interpreter that will run the script, this one by default. With
     `settings.install_target` everything goes into that folder and nothing of the interpreter's
@@ -42,12 +42,11 @@ def install(
     with Patience(os.path.join(program.code_dir, REQUIREMENTS), log):
         wanted = _wanted(program, network_isolation)
     if not wanted:
-        return program
+        return
     from muster.stage.python.pip import Pip, private_copy
 
-    package = "." in wanted
     pip = Pip(python or sys.executable, environ, run, settings.install_target)
-    with private_copy(program.code_dir if package else "") as copy:
+    with private_copy(program.code_dir if "." in wanted else "") as copy:
         folder = copy or program.code_dir
         if settings.install_target:
             from muster.stage.python.target import install_into
@@ -55,7 +54,6 @@ def install(
             install_into(settings, wanted, program.code_dir, folder, pip, log)
         else:
             _install_here(wanted, folder, pip, settings.replace_torch, log)
-    return program._replace(packaged=package)
 
 
 def _install_here(wanted: list[str], folder: str, pip: Pip, replace_torch: bool, log: Log) -> None:

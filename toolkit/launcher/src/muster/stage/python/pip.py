@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from shutil import which
 
 from muster.stage.python.pins import conflict, normalized
-from muster.stage.space import DISK_FULL, free_bytes, shortage, size_text, tree_bytes
+from muster.stage.space import DISK_FULL, free_bytes, shortage, tree_bytes
 from muster.types.errors import InstallError
 from muster.types.files import search_path
 from muster.types.masking import Masker
+from muster.types.plain import size_text
 from muster.types.steps import StepResult, StepRunner
 
 _QUIET = {

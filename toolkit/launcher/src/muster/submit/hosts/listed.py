@@ -8,8 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from muster.arguments import UsageError
-from muster.contract.engines.hosts import is_address, listed_hosts
+from muster.contract.engines.hosts import listed_hosts
 from muster.contract.engines.values import MAX_COUNT
+from muster.types.cluster import address_of
 from muster.types.errors import ConfigError
 from muster.types.plain import short
 from muster.types.values import NamedTuple
@@ -55,11 +56,11 @@ def read_hosts(path: str) -> tuple[Destination, ...]:
 # what ssh would take for an option is no destination
 def _host(entry: str, index: int, where: str) -> Destination:
     destination, equals, address = entry.partition("=")
-    if not _DESTINATION.fullmatch(destination) or (equals and not is_address(address)):
+    if not _DESTINATION.fullmatch(destination) or (equals and not address_of(address)):
         fix = "write node-a, me@node-a, or node-a=10.0.0.7 for the address that other hosts use"
         raise UsageError(f"{where}: {short(entry)} is no destination of ssh", fix)
     name = destination.rpartition("@")[2]
-    if is_address(name):
+    if address_of(name):
         address, name = address or name, f"node-{index}" if ":" in name else name
     return Destination(destination, name, address)
 

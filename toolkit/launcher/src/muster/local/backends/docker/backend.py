@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError, size_in_words
 from muster.local.backends.base import Backend
@@ -13,6 +14,9 @@ from muster.local.orders import Containers, HostOrder, Orders
 from muster.local.paths import unsuitable
 from muster.local.tree import write_tree
 from muster.types.machine import Machine
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 
 class Docker(Backend):
@@ -53,13 +57,14 @@ class Docker(Backend):
         write_tree(self.folder.base(host), documents, self.request.channels, mounted=True)
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
-        return Orders(
-            self.name,
-            hosts,
-            channels=self.request.channels,
-            containers=Containers(os.urandom(4).hex(), self.folder.path, *self.options),
-            checkpoint=self.request.checkpoint or "",
-        )
+        containers = Containers(os.urandom(4).hex(), self.folder.path, *self.options)
+        return super().orders(hosts, caller)._replace(containers=containers)
+
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        from muster.local.faults.containers import ContainerMeans
+
+        assert orders.containers is not None
+        return ContainerMeans(orders.containers.run)
 
     def differences(self) -> list[str]:
         found = [
@@ -92,18 +97,16 @@ class Docker(Backend):
 
     def hints(self, orders: Orders, facts: Mapping[str, object]) -> tuple[str, ...]:
         """What a person can do with containers that are still there."""
-        from muster.local.backends.docker.names import (
-            KEPT_ALL,
-            LEFT_NOTHING,
-            look_commands,
-            remove_command,
-        )
+        from muster.local.backends.docker import names as docker_names
 
         assert orders.containers is not None
         run, left = orders.containers.run, facts.get("left")
-        if left == KEPT_ALL:
+        if left == docker_names.KEPT_ALL:
             names = [host.name for host in orders.hosts]
-            return tuple(look_commands(run, orders.containers.image, names))
-        if left == LEFT_NOTHING:
+            return tuple(docker_names.look_commands(run, orders.containers.image, names))
+        if left == docker_names.LEFT_NOTHING:
             return ()
-        return ("containers of this run may be left; to remove them:", f"  {remove_command(run)}")
+        return (
+            "containers of this run may be left; to remove them:",
+            f"  {docker_names.remove_command(run)}",
+        )

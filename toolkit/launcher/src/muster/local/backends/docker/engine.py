@@ -11,25 +11,19 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, cast
 
-from muster.types.errors import ConfigError, LaunchError
+from muster.types.errors import ConfigError, LaunchError, MusterError
 
 SOCKET = "unix:///var/run/docker.sock"
 
 
-class EngineError(Exception):
+class EngineError(MusterError):
     """The engine cannot do it: one sentence, and the fix. `lost`: it did not answer."""
 
-    def __init__(
-        self,
-        message: str,
-        fix: str = "",
-        exit_code: int = LaunchError.exit_code,
-    ) -> None:
-        super().__init__(message)
-        self.message = message
-        self.fix = fix
+    lost = False
+
+    def __init__(self, message: str, fix: str = "", exit_code: int = LaunchError.exit_code) -> None:
+        super().__init__(message, fix)
         self.exit_code = exit_code
-        self.lost = False
 
     def in_words(self) -> str:
         return f"{self.message}; {self.fix}" if self.fix else self.message

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import site
 from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local import caches
@@ -13,6 +14,9 @@ from muster.local.environment import kept_paths
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import HOME, unsuitable
 from muster.types.machine import Interface, Machine
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 
 class Netns(Backend):
@@ -60,21 +64,26 @@ class Netns(Backend):
         return "/"
 
     def orders(self, hosts: tuple[HostOrder, ...], caller: Mapping[str, str]) -> Orders:
-        request, pasta = self.request, ""
-        if request.internet:
+        pasta = ""
+        if self.request.internet:
             from muster.local.backends.netns.internet import find_pasta
 
             pasta = find_pasta()
-        return Orders(
-            self.name,
-            hosts,
-            kept_paths(caller),
-            (self.folder.path,),
-            request.channels,
-            checkpoint=request.checkpoint or "",
-            caches=caches.find_caches(caller),
-            pasta=pasta,
+        return (
+            super()
+            .orders(hosts, caller)
+            ._replace(
+                kept=kept_paths(caller),
+                writable=(self.folder.path,),
+                caches=caches.find_caches(caller),
+                pasta=pasta,
+            )
         )
+
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        from muster.local.faults.processes import NamespaceMeans
+
+        return NamespaceMeans(supervisor, orders, self.interface)
 
     def differences(self) -> list[str]:
         request = self.request

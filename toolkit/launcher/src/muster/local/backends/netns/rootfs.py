@@ -14,14 +14,6 @@ from collections.abc import Iterable
 from contextlib import suppress
 
 from muster.local.backends.netns import kernel
-from muster.local.backends.netns.kernel import (
-    MS_BIND,
-    MS_NODEV,
-    MS_NOEXEC,
-    MS_NOSUID,
-    MS_RDONLY,
-    MS_REC,
-)
 from muster.local.caches import Caches
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import CHECKPOINTS, HOME, ML, TEMPORARY, is_below, outermost
@@ -31,9 +23,9 @@ OLD = "/.old"
 RESOLVERS = "/run/systemd/resolve/resolv.conf"  # those that a resolver on loopback asks
 MADE_HERE = ("proc", "sys", "tmp", "opt")
 _KEPT_FLAGS = {
-    "nosuid": MS_NOSUID,
-    "nodev": MS_NODEV,
-    "noexec": MS_NOEXEC,
+    "nosuid": kernel.MS_NOSUID,
+    "nodev": kernel.MS_NODEV,
+    "noexec": kernel.MS_NOEXEC,
     "noatime": kernel.MS_NOATIME,
     "nodiratime": kernel.MS_NODIRATIME,
     "relatime": kernel.MS_RELATIME,
@@ -47,7 +39,7 @@ def enter(orders: Orders, order: HostOrder) -> None:
     _new_root()
     for path in TEMPORARY:
         if os.path.isdir(path) and not os.path.islink(path):
-            kernel.mount("tmpfs", path, "tmpfs", MS_NOSUID | MS_NODEV, "mode=1777")
+            kernel.mount("tmpfs", path, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=1777")
     os.mkdir(HOME, 0o700)
     for path, real in kept:
         if is_below(path, TEMPORARY):
@@ -57,7 +49,7 @@ def enter(orders: Orders, order: HostOrder) -> None:
     bind(order.base, ML)
     data = f"{ML}/input/data"
     if channels:
-        kernel.mount("tmpfs", data, "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+        kernel.mount("tmpfs", data, "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755")
     for name, real in channels.items():
         bind(real, f"{data}/{name}")
     if orders.checkpoint:
@@ -98,7 +90,7 @@ def _lay_over(folder: str, target: str, own: str) -> None:
     for path in (target, f"{own}/upper", f"{own}/work"):
         os.makedirs(path)
     options = f"lowerdir={OLD}{folder},upperdir={own}/upper,workdir={own}/work"
-    flags = MS_NOSUID | MS_NODEV
+    flags = kernel.MS_NOSUID | kernel.MS_NODEV
     try:
         kernel.mount("overlay", target, "overlay", flags, options)
     except OSError:  # in a user namespace
@@ -107,8 +99,8 @@ def _lay_over(folder: str, target: str, own: str) -> None:
 
 def _new_root() -> None:
     """A root of its own with this machine's folders in it; the old one is at OLD."""
-    kernel.mount("none", "/", flags=MS_REC | kernel.MS_PRIVATE)
-    kernel.mount("tmpfs", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "mode=0755")
+    kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
+    kernel.mount("tmpfs", "/tmp", "tmpfs", kernel.MS_NOSUID | kernel.MS_NODEV, "mode=0755")
     os.mkdir("/tmp" + OLD)
     kernel.pivot_root("/tmp", "/tmp" + OLD)
     os.chdir("/")
@@ -117,7 +109,7 @@ def _new_root() -> None:
             _mirror(name)
     for name in ("proc", "tmp"):
         os.mkdir(f"/{name}")
-    kernel.mount("proc", "/proc", "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
+    kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC)
     _own_sys()
     _own_opt()
 
@@ -129,20 +121,25 @@ def _mirror(name: str) -> None:
         os.symlink(os.readlink(old), new)
     elif os.path.isdir(old):
         os.mkdir(new)
-        kernel.mount(old, new, flags=MS_BIND | MS_REC)
+        kernel.mount(old, new, flags=kernel.MS_BIND | kernel.MS_REC)
     elif os.path.isfile(old):
         os.close(os.open(new, os.O_CREAT | os.O_WRONLY, 0o644))
-        kernel.mount(old, new, flags=MS_BIND)
+        kernel.mount(old, new, flags=kernel.MS_BIND)
 
 
 def _own_sys() -> None:
     """/sys with this namespace's interfaces where the kernel allows it, else the machine's."""
     os.mkdir("/sys")
     try:
-        kernel.mount("sysfs", "/sys", "sysfs", MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RDONLY)
-        kernel.mount(f"{OLD}/sys/fs/cgroup", "/sys/fs/cgroup", flags=MS_BIND | MS_REC)
+        kernel.mount(
+            "sysfs",
+            "/sys",
+            "sysfs",
+            kernel.MS_NOSUID | kernel.MS_NODEV | kernel.MS_NOEXEC | kernel.MS_RDONLY,
+        )
+        kernel.mount(f"{OLD}/sys/fs/cgroup", "/sys/fs/cgroup", flags=kernel.MS_BIND | kernel.MS_REC)
     except OSError:
-        kernel.mount(f"{OLD}/sys", "/sys", flags=MS_BIND | MS_REC)
+        kernel.mount(f"{OLD}/sys", "/sys", flags=kernel.MS_BIND | kernel.MS_REC)
 
 
 def _own_opt() -> None:
@@ -158,7 +155,7 @@ def _own_opt() -> None:
 def bind(source: str, target: str) -> None:
     """A folder of the old root at `target`, which is made if need be."""
     os.makedirs(target, exist_ok=True)
-    kernel.mount(OLD + source, target, flags=MS_BIND | MS_REC)
+    kernel.mount(OLD + source, target, flags=kernel.MS_BIND | kernel.MS_REC)
 
 
 def _own_hosts_file(orders: Orders) -> None:
@@ -170,7 +167,7 @@ def _own_hosts_file(orders: Orders) -> None:
     path = "/tmp/.hosts"
     with open(path, "w", encoding="ascii") as file:
         file.write("\n".join(lines) + "\n")
-    kernel.mount(path, "/etc/hosts", flags=MS_BIND)
+    kernel.mount(path, "/etc/hosts", flags=kernel.MS_BIND)
     os.unlink(path)
 
 
@@ -180,7 +177,7 @@ def _reachable_resolvers() -> None:
     servers = re.findall(r"(?m)^nameserver\s+(\S+)", read_text(path))
     if servers and all(server.startswith("127.") for server in servers):
         with suppress(OSError):  # names do not resolve, then; addresses are reached
-            kernel.mount(RESOLVERS, path, flags=MS_BIND)
+            kernel.mount(RESOLVERS, path, flags=kernel.MS_BIND)
 
 
 def _make_read_only(exempt: Iterable[str]) -> None:
@@ -190,7 +187,9 @@ def _make_read_only(exempt: Iterable[str]) -> None:
             continue
         flags = sum(flag for name, flag in _KEPT_FLAGS.items() if name in options)
         try:
-            kernel.mount("", path, flags=kernel.MS_REMOUNT | MS_BIND | MS_RDONLY | flags)
+            kernel.mount(
+                "", path, flags=kernel.MS_REMOUNT | kernel.MS_BIND | kernel.MS_RDONLY | flags
+            )
         except FileNotFoundError:
             continue  # somebody took it away meanwhile, a container's for one: nothing to protect
         except PermissionError:

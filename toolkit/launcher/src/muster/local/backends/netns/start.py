@@ -16,20 +16,12 @@ from typing import TYPE_CHECKING
 
 from muster.local import supervisor
 from muster.local.backends.netns import kernel, network, rootfs
-from muster.local.backends.netns.kernel import (
-    CLONE_NEWIPC,
-    CLONE_NEWNET,
-    CLONE_NEWNS,
-    CLONE_NEWPID,
-    CLONE_NEWUSER,
-    CLONE_NEWUTS,
-)
 from muster.local.orders import HostOrder, Orders
 
 if TYPE_CHECKING:
     from socket import socket
 
-OWN = CLONE_NEWNS | CLONE_NEWNET | CLONE_NEWUTS | CLONE_NEWIPC
+OWN = kernel.CLONE_NEWNS | kernel.CLONE_NEWNET | kernel.CLONE_NEWUTS | kernel.CLONE_NEWIPC
 
 
 def start(orders: Orders, up: int) -> int:
@@ -42,7 +34,7 @@ def start(orders: Orders, up: int) -> int:
         helper = start_helper(orders.pasta)
     if not kernel.has_namespace_powers():
         _become_root_of_a_user_namespace()
-    kernel.unshare(OWN | CLONE_NEWPID)
+    kernel.unshare(OWN | kernel.CLONE_NEWPID)
     kernel.die_with(parent)
     go_r, go_w = os.pipe()
     pid = os.fork()
@@ -60,7 +52,7 @@ def start(orders: Orders, up: int) -> int:
 
 def _become_root_of_a_user_namespace() -> None:
     user, group = os.geteuid(), os.getegid()
-    kernel.unshare(CLONE_NEWUSER)
+    kernel.unshare(kernel.CLONE_NEWUSER)
     for name, text in (
         ("setgroups", "deny"),
         ("uid_map", f"0 {user} 1"),
@@ -93,9 +85,9 @@ def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, in
     for host_index, order in enumerate(orders.hosts):
         handshake = _StartHandshake(orders, order, up, helper)
         handshakes.append(handshake)
-        kernel.unshare(CLONE_NEWPID)  # of the next child only
+        kernel.unshare(kernel.CLONE_NEWPID)  # of the next child only
         hosts[supervisor.start_host(order, 0, handshake.inside)] = host_index
-        kernel.setns(own, CLONE_NEWPID)
+        kernel.setns(own, kernel.CLONE_NEWPID)
         handshake.forked()
     os.close(own)
     for handshake in handshakes:

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
 
 from muster.arguments import UsageError
 from muster.local.backends.base import LOOPBACK, Backend
+from muster.local.orders import Orders
 from muster.local.tree import share_checkpoints
+
+if TYPE_CHECKING:
+    from muster.local.faults.means import Means
 
 
 class Process(Backend):
@@ -43,6 +48,11 @@ class Process(Backend):
         super().tree(host, documents)
         if self.request.checkpoint is not None:
             share_checkpoints(self.folder.base(host), self.request.checkpoint)
+
+    def means(self, orders: Orders, supervisor: int) -> Means:
+        from muster.local.faults.processes import ProcessMeans
+
+        return ProcessMeans(supervisor, orders)
 
     def differences(self) -> list[str]:
         found = [
