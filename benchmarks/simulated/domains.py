@@ -15,12 +15,12 @@ from benchmarks.simulated.schedules import part
 
 
 class Read(NamedTuple):
-    """`reader` and `owner` are domains; `what` names the bytes, `count` of them."""
+    """`reader` and `owner` are domains; `what` names them."""
 
     reader: int
     owner: int
     what: tuple[object, ...]
-    count: int
+    elements: int
 
 
 def flat(ranks: int, domains: int, count: int) -> Iterator[Read]:
@@ -49,7 +49,7 @@ def two_level(ranks: int, domains: int, count: int) -> Iterator[Read]:
 
 def crossing(reads: Iterator[Read]) -> int:
     """Elements that cross a border, each once for a domain that reads them."""
-    seen = {(each.reader, each.what): each.count for each in reads if each.reader != each.owner}
+    seen = {(each.reader, each.what): each.elements for each in reads if each.reader != each.owner}
     return sum(seen.values())
 
 
