@@ -15,7 +15,7 @@ from benchmarks.simulated.schedules import part
 
 
 class Read(NamedTuple):
-    """`reader` and `owner` are domains; `what` names them."""
+    """`reader` and `owner` are domains; `what` names what is read, `elements` of it."""
 
     reader: int
     owner: int
