@@ -88,6 +88,8 @@ class Checker:
             self._keep(out.array)
         elif out.array.tobytes() != before.tobytes():
             raise WrongError("reduce wrote the result of a rank that is not the root")
+        if given.array.tobytes() != inputs[self.rank].memory.tobytes():
+            raise WrongError("reduce wrote what it was given")
 
     def reduce_scatter(self, dtype: DType, op: Op, count: int, salt: int) -> None:
         inputs = self._inputs(dtype, op, count * self.size, salt)

@@ -171,6 +171,7 @@ static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"withdraw", play_withdraw, tune_offers}, {"now", play_now, NULL},
     {"types", play_types, NULL},       {"large", play_large, tune_large},
     {"legs-f16", play_legs, tune_f16}, {"large-direct", play_large_direct, tune_large},
+    {"footprint", play_footprint, tune_default},
     {"legs-i8", play_legs, tune_i8},   {"legs-bf16", play_legs, tune_bf16}};
 
 /* What is played must be what the test means to play. */

@@ -139,6 +139,14 @@ def test_no_part_of_a_piece_is_longer_than_its_room(memory: Driver) -> None:
     sound(memory.play("parts - 200"))
 
 
+@pytest.mark.timeout(COMPILE_S + PLAY_S)
+@pytest.mark.parametrize("ranks", [2, 5, 16, pytest.param(64, marks=pytest.mark.long)])
+def test_no_round_of_any_verb_touches_more_slots_than_a_cache_holds(
+    memory: Driver, ranks: int
+) -> None:
+    sound(memory.play(f"footprint {'a' * ranks}"))
+
+
 def test_a_play_with_kernels_that_were_not_meant_is_refused(memory: Driver) -> None:
     assert memory.play("kernels - 1", "quantum").returncode == 3
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from benchmarks.simulated.__main__ import RESULTS
+from benchmarks.simulated.domains import crossing, flat, two_level
 from benchmarks.simulated.network import Host, Link, seconds
 from benchmarks.simulated.picture import PICTURE, draw
 from benchmarks.simulated.schedules import FRAME_BYTES, Shape, doubling, ours, ring
@@ -33,6 +34,15 @@ def test_a_small_sum_of_many_nodes_takes_two_logarithms_of_steps(nodes: int, ste
     made = ours(Shape(nodes), 256 << 10)
     assert len(made.pieces[0]) == steps
     assert seconds(made, LATENCY_ONLY, Link(1e18)) == pytest.approx(steps, rel=1e-3)
+
+
+@pytest.mark.parametrize(("ranks", "domains"), [(4, 2), (16, 2), (64, 8)])
+def test_what_crosses_the_border_of_a_domain_is_what_a_hand_counts(
+    ranks: int, domains: int
+) -> None:
+    others = domains - 1
+    assert crossing(flat(ranks, domains, MIB)) == (ranks * others / domains + others) * MIB
+    assert crossing(two_level(ranks, domains, MIB)) == 2 * others * MIB
 
 
 @pytest.mark.parametrize("nodes", [5, 6, 7, 17, 100, 1000])

@@ -99,6 +99,7 @@ struct mc_rail_plan {
 struct mc_rail_plan mc_rail_plan_of(const struct mc_comm *c, int root); /* of this call; root: a rank, -1: all */
 struct mc_rail {
   uint8_t *data;  /* the node's sum, then that of all (MC_AVG: divided) */
+  uint8_t *sum;   /* that of all of the own part; NULL: in its place in `data`, which else is only read */
   size_t count;
   uint32_t slot; /* of MC_INTER_SLOTS; used by one piece after another */
   uint32_t step; /* the next */

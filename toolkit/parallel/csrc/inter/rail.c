@@ -35,12 +35,16 @@ static uint8_t *at(const struct mc_rail_plan *plan, const struct mc_rail *rail, 
   return rail->data + element * mc_dtype_bytes(plan->dtype);
 }
 
-/* A part as it goes over the wire; packed ones lie at the place of their node. */
-static const uint8_t *wire_form(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail, uint32_t node) {
-  struct mc_span part = part_of(c, plan, rail, node);
-  if (plan->wire == MC_WIRE_SAME) return at(plan, rail, part.begin);
+static uint8_t *sum_of(struct mc_comm *c, const struct mc_rail_plan *plan, const struct mc_rail *rail) {
+  return rail->sum ? rail->sum : at(plan, rail, part_of(c, plan, rail, c->node).begin);
+}
+
+/* A node's part, which is at `from`, as it goes over the wire; packed ones lie at the place of their node. */
+static const uint8_t *wire_form(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail, uint32_t node,
+                                const uint8_t *from) {
+  if (plan->wire == MC_WIRE_SAME) return from;
   uint8_t *packed = rail->sent + node * plan->step;
-  mc_pack(plan->wire, packed, (const float *)(const void *)at(plan, rail, part.begin), part.count);
+  mc_pack(plan->wire, packed, (const float *)(const void *)from, part_of(c, plan, rail, node).count);
   return packed;
 }
 
@@ -51,8 +55,9 @@ static int rs_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct m
     uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
     code = mc_inter_recv(c, rail->slot, mc_inter_owner(c, from, plan->local), rail->received + from * plan->step, own);
     if (code) return code;
-    size_t bytes = mc_rail_bytes(plan, part_of(c, plan, rail, to).count);
-    code = mc_inter_send(c, rail->slot, mc_inter_owner(c, to, plan->local), wire_form(c, plan, rail, to), bytes);
+    struct mc_span part = part_of(c, plan, rail, to);
+    code = mc_inter_send(c, rail->slot, mc_inter_owner(c, to, plan->local),
+                         wire_form(c, plan, rail, to, at(plan, rail, part.begin)), mc_rail_bytes(plan, part.count));
   }
   MC_FAULT_POINT(rail_rs_started);
   return code ? code : mc_inter_progress(c);
@@ -67,8 +72,9 @@ static uint8_t *arrival(struct mc_comm *c, const struct mc_rail_plan *plan, stru
 /* The sum of the own part to all, or to the root. */
 static int ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   struct mc_span own = part_of(c, plan, rail, c->node);
-  const uint8_t *form = wire_form(c, plan, rail, c->node);
-  if (plan->wire != MC_WIRE_SAME) mc_unpack(plan->wire, (float *)(void *)at(plan, rail, own.begin), form, own.count);
+  uint8_t *sum = sum_of(c, plan, rail);
+  const uint8_t *form = wire_form(c, plan, rail, c->node, sum);
+  if (plan->wire != MC_WIRE_SAME) mc_unpack(plan->wire, (float *)(void *)sum, form, own.count);
   int code = MC_OK;
   for (uint32_t distance = 1; distance < c->nodes && !code; distance++) {
     uint32_t to = mc_inter_node(c, distance), from = mc_inter_node(c, c->nodes - distance);
@@ -84,9 +90,9 @@ static int ag_start(struct mc_comm *c, const struct mc_rail_plan *plan, struct m
 
 static int sum_own(struct mc_comm *c, const struct mc_rail_plan *plan, struct mc_rail *rail) {
   struct mc_span own = part_of(c, plan, rail, c->node);
-  uint8_t *sum = at(plan, rail, own.begin);
   int code = mc_inter_await_received(c, rail->slot, MC_INTER_ALL);
-  if (!code) code = mc_rail_sum(c, plan, sum, sum, rail->received, plan->step, own.count);
+  if (!code)
+    code = mc_rail_sum(c, plan, sum_of(c, plan, rail), at(plan, rail, own.begin), rail->received, plan->step, own.count);
   MC_FAULT_POINT(rail_summed);
   return code;
 }

@@ -16,6 +16,7 @@ struct job {
   size_t size, piece;
   uint32_t pieces;
   bool on_rail;
+  bool sends_input; /* a rank alone in its node whose result is another's: pieces are not copied to be summed */
   struct mc_rail rails[MC_INTER_SLOTS];
 };
 
@@ -52,16 +53,17 @@ static int begin(struct mc_comm *c, struct job *job, uint32_t k) {
   struct strided strided;
   fill_streams(c, job, k, &strided);
   struct mc_span mine = strided.spans[c->local];
-  uint8_t *data = base_of(job, k) + mine.begin;
+  const uint8_t *in = job->in + k * job->piece * job->size;
+  uint8_t *data = job->sends_input ? (uint8_t *)(uintptr_t)in : base_of(job, k) + mine.begin;
   /* in the scratch lies the piece before this one in the slot, of which messages may wait still */
   int code = job->on_rail && !job->out ? mc_inter_await_sent(c, k % MC_INTER_SLOTS, MC_INTER_ALL) : MC_OK;
   if (code) return code;
-  code = mc_local_reduce_streams(c, mc_inter_epoch, job->in + k * job->piece * job->size, data, strided.of, job->plan.dtype,
-                                 mc_phase_op(job->plan.op));
+  code = mc_local_reduce_streams(c, mc_inter_epoch, in, data, strided.of, job->plan.dtype, mc_phase_op(job->plan.op));
   MC_FAULT_POINT(segment_reduced);
   if (code) return code;
   struct mc_rail *rail = &job->rails[k % MC_INTER_SLOTS];
   *rail = (struct mc_rail){.data = data, .count = mine.count / job->size, .slot = k % MC_INTER_SLOTS};
+  if (job->sends_input) rail->sum = base_of(job, k);
   return step(c, job, k);
 }
 
@@ -92,6 +94,7 @@ static int large(struct mc_comm *c, int root) {
   struct job job = {
       .plan = mc_rail_plan_of(c, root), .in = call->in, .out = is_receiver ? call->out : NULL, .size = mc_dtype_bytes(call->dtype),
       .on_rail = c->local < c->inter->rails};
+  job.sends_input = !is_receiver && c->locals == 1 && !job.plan.rounds; /* which sum in place */
   /* Four pieces at least where that leaves messages of some size; a piece is at most the tuning's. */
   size_t bytes = call->count * job.size;
   size_t messages = job.plan.rounds ? (MC_RADIX - 1) * mc_inter_rounds(c) : c->nodes; /* that carry the piece once */

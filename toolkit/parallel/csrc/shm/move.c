@@ -34,7 +34,7 @@ int mc_local_all_to_all(struct mc_comm *c, mc_epoch_fn *epoch, const void *in, c
                         const struct mc_span *outs, size_t longest) {
   /* of a scatter or a gather only the root's pieces are written or read */
   uint32_t writers = c->call.verb == MC_ALL_TO_ALL ? c->locals : 1;
-  size_t piece = mc_chunk_bytes(c, writers) / c->locals / 64 * 64, done = 0, whole = 0;
+  size_t piece = mc_chunk_bytes(c->tuning.chunk_bytes, c->locals, writers) / c->locals / 64 * 64, done = 0, whole = 0;
   for (uint32_t local = 0; local < c->locals; local++) whole += outs[local].count;
   if (ins[c->local].count) mc_copy_piece(mc_at(out, outs[c->local].begin), mc_at(in, ins[c->local].begin), ins[c->local].count, whole);
   do {

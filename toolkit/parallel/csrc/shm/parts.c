@@ -14,13 +14,17 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
   return (struct mc_span){begin, end - begin};
 }
 
-#define EPOCH_BYTES ((size_t)4 << 20) /* of the slots of all: twice that costs an all-reduce of 16 ranks a third more time */
-#define LEAST_CHUNK ((size_t)64 << 10)
+#define ROUND_BYTES ((size_t)4 << 20) /* of slots: the one parity is read while the other is written */
+#define LEAST_CHUNK ((size_t)32 << 10)
 
-size_t mc_chunk_bytes(const struct mc_comm *c, uint32_t writers) {
-  if (writers <= 4) return c->tuning.chunk_bytes;
-  size_t shared = EPOCH_BYTES / writers / 64 * 64;
-  return mc_less(c->tuning.chunk_bytes, shared > LEAST_CHUNK ? shared : LEAST_CHUNK);
+size_t mc_chunk_bytes(size_t chunk, uint32_t locals, uint32_t writers) {
+  if (locals <= 4 || !writers) return chunk;
+  size_t shared = ROUND_BYTES / 2 / writers / 64 * 64;
+  return mc_less(chunk, shared > LEAST_CHUNK ? shared : LEAST_CHUNK);
+}
+
+static size_t chunk_of(const struct mc_comm *c, uint32_t writers) {
+  return mc_chunk_bytes(c->tuning.chunk_bytes, c->locals, writers);
 }
 
 struct cursor { uint32_t span; size_t inside; };
@@ -104,7 +108,7 @@ int mc_local_reduce_streams(struct mc_comm *c, mc_epoch_fn *epoch, const void *i
   struct sum sum = {mc_reducer(dtype, op), in, out, mc_dtype_bytes(dtype), false};
   struct extent of = measure(c, streams, at);
   sum.is_nontemporal = mc_is_nontemporal(of.longest * c->locals);
-  size_t done = 0, piece = of.owners ? mc_chunk_bytes(c, c->locals) / of.owners / 64 * 64 : 64;
+  size_t done = 0, piece = of.owners ? chunk_of(c, c->locals) / of.owners / 64 * 64 : 64;
   do { /* an empty vector still is an epoch: a barrier, and the comparison of the calls */
     uint32_t next = mc_next(c);
     for (uint32_t local = 0; local < of.owners; local++)
@@ -133,7 +137,7 @@ int mc_local_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t
 int mc_local_gather_streams(struct mc_comm *c, mc_epoch_fn *epoch, void *data, const struct mc_strided *streams, int root) {
   struct cursor at[MC_LOCALS];
   struct extent of = measure(c, streams, at);
-  size_t done = 0, piece = mc_chunk_bytes(c, of.writers);
+  size_t done = 0, piece = chunk_of(c, of.writers);
   bool is_sender = c->locals > 1 && root != (int)c->local, is_receiver = root < 0 || root == (int)c->local;
   do {
     uint32_t next = mc_next(c);
@@ -159,7 +163,7 @@ static uint8_t *block_at(void *row, void *const *blocks, uint32_t local, size_t 
  * it is in the cache and the others are on their way, for the own part. */
 int mc_local_gather(struct mc_comm *c, const void *source, void *target, void *const *blocks, size_t bytes, int root) {
   const uint8_t *in = source;
-  size_t piece = mc_chunk_bytes(c, c->locals), whole = bytes * c->locals, done = 0;
+  size_t piece = chunk_of(c, c->locals), whole = bytes * c->locals, done = 0;
   bool is_receiver = root < 0 || root == (int)c->local;
   do {
     uint32_t epoch = mc_next(c);

@@ -79,7 +79,8 @@ static void copy_out(struct mc_comm *c, uint8_t *out, struct chunk k, size_t siz
 
 static int staged(struct mc_comm *c, const uint8_t *in, uint8_t *out, size_t count, uint32_t dtype, uint32_t op, int root) {
   mc_reduce_fn *reduce = mc_reducer(dtype, op);
-  size_t size = mc_dtype_bytes(dtype), each = mc_chunk_bytes(c, c->locals) / size, chunks = (count + each - 1) / each;
+  size_t size = mc_dtype_bytes(dtype), each = mc_chunk_bytes(c->tuning.chunk_bytes, c->locals, c->locals) / size;
+  size_t chunks = (count + each - 1) / each;
   struct chunk k = chunk_of(c, count, size, each, 0);
   copy_in(c, in, k, size, mc_next(c));
   MC_FAULT_POINT(staged_copied_in);

@@ -4,9 +4,10 @@
 #define MUSTER_SHM_H
 #include "group/comm.h"
 
-/* What a rank writes to its slot in one epoch, at most, where `writers` of the node do. Of more than four it is less than the
- * tuning's chunk, or the slots that all touch would leave the caches: of up to 64 ranks they are 4 MiB in all. */
-size_t mc_chunk_bytes(const struct mc_comm *c, uint32_t writers);
+/* What a rank writes to its slot in one epoch, at most, where `writers` of `locals` ranks of the node do and the tuning has
+ * `chunk`. Of more than four ranks it is less, or the slots that a round touches would leave the caches: those that all read
+ * and those that they write for the next are 4 MiB together, of up to 64 ranks. */
+size_t mc_chunk_bytes(size_t chunk, uint32_t locals, uint32_t writers);
 /* Of this and of a gather a root of -1 is all of the node. */
 int mc_local_reduce(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, int root);
 int mc_local_broadcast(struct mc_comm *c, void *data, size_t bytes, uint32_t root);
