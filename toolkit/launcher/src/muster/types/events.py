@@ -119,7 +119,7 @@ _TABLE = (
     Kind("metric", "a rank reported a value", reserved=True),
     Kind("fault", "`muster local --fault` did something to the job, or could not", (
         Field("spec", "str", "what repeats it"),
-        Field("what", "str", "its kind: kill, freeze, slow, cut or stop"),
+        Field("what", "str", "its kind: kill, freeze, slow, cut, disk or stop"),
         Field("target", "str", "whom it hit, in words; empty for the whole job or nobody"),
         Field("landed", "bool", "whether it hit"),
         Field("text", "str", "what landed and when, or why nothing did"),

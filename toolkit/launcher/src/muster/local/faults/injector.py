@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
-from muster.local.faults.spec import CUT, FREEZE, KILL, SLOW, STOP, Fault
+from muster.local.faults.spec import CUT, DISK, FREEZE, KILL, LASTING, SLOW, STOP, Fault
 from muster.local.record.runfolder import RunFolder
 from muster.local.show.progress import Progress, Tail
 from muster.types.events import SCHEMA
@@ -140,7 +140,7 @@ class Injector(threading.Thread):
                 self._land(shot)
         elif shot.lasts:
             others = set(self._hosts) - set(fault.hosts)
-            alone = bool(others) and others <= set(self._ended())
+            alone = bool(others) and others <= set(self._ended()) and not fault.disks
             if (shot.until is not None and now >= shot.until) or alone:
                 self._undo(shot)
 
@@ -161,7 +161,7 @@ class Injector(threading.Thread):
         if fault.at_step is not None:
             after += f", at step {self._step_of(fault)}"
         shot.until = None if fault.lasts_s is None else now + fault.lasts_s
-        shot.lasts = fault.kind in (FREEZE, SLOW, CUT)
+        shot.lasts = fault.kind in LASTING
         report = Landing(fault.spec, True, f"{what} {after}", now, time.time())
         self._tell(shot, report, target.in_words() if target else "/".join(fault.hosts))
 
@@ -190,6 +190,9 @@ class Injector(threading.Thread):
         if target is None:
             self._means.cut(*fault.hosts)
             return f"cut {' and '.join(fault.hosts)} off from one another"
+        if fault.kind == DISK:
+            self._means.fill(target.host)
+            return f"filled the disk of {target.host}"
         if fault.kind == KILL:
             self._means.kill(target)
             self.killed += [target.host] if target.rank is None else []
@@ -208,6 +211,8 @@ class Injector(threading.Thread):
         with suppress(Exception):  # what has ended needs nothing more
             if shot.slowing is not None:
                 shot.slowing.end()
+            elif shot.fault.kind == DISK:
+                self._means.empty(*shot.fault.hosts)
             elif shot.target is not None:
                 self._means.thaw(shot.target)
             else:

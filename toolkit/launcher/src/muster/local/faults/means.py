@@ -48,6 +48,14 @@ class Means(ABC):
         """What one host sends to the other is lost, both ways, without a word."""
         raise NotLandedError("these hosts have no network of their own")
 
+    def fill(self, host: str) -> None:
+        """Nothing more can be written on the host's disk, nor in its temporary folders."""
+        raise NotLandedError("these hosts have no disk of their own")
+
+    def empty(self, host: str) -> None:
+        """The inverse of `fill`."""
+        raise NotLandedError("these hosts have no disk of their own")
+
     def heal(self, one: str, other: str) -> None:
         """The inverse of `cut`."""
         raise NotLandedError("these hosts have no network of their own")

@@ -9,16 +9,28 @@ from collections.abc import Sequence
 from random import Random
 
 from muster.arguments import UsageError
-from muster.local.faults.spec import CUT, FREEZE, KILL, RANDOM, SLOW, STOP, Fault, parse_fault
+from muster.local.faults.spec import (
+    CUT,
+    DISK,
+    FREEZE,
+    KILL,
+    RANDOM,
+    SLOW,
+    STOP,
+    Fault,
+    parse_fault,
+)
 from muster.types.names import TYPED, did_you_mean, listed
 
 _CAN = {
     "process": (KILL, FREEZE, SLOW, STOP),
-    "netns": (KILL, FREEZE, SLOW, CUT, STOP),
+    "netns": (KILL, FREEZE, SLOW, CUT, DISK, STOP),
     "docker": (KILL, FREEZE, CUT, STOP),
 }
 _WHY_NOT = {
     ("process", CUT): "hosts that are plain processes have no network of their own to cut",
+    ("process", DISK): "they share this machine's disk, and filling it would fill yours",
+    ("docker", DISK): "the engine's disk is this machine's, and filling it would fill yours",
     ("docker", SLOW): "an engine pauses a container too slowly to share out its time",
 }
 LATEST_S, SHORTEST_S, LONGEST_S = 10.0, 1.0, 8.0  # of random faults
