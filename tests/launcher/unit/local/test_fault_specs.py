@@ -120,7 +120,6 @@ def test_hosts_that_the_job_has_not_are_refused_with_the_nearest() -> None:
         ("cut:algo-1/algo-2", "docker", "cannot part two of 3 hosts"),
         ("disk:algo-1", "process", "filling it would fill yours"),
         ("disk:algo-1", "docker", "use --isolation netns"),
-        ("slow:rank=1:50%", "docker", "not with --isolation docker"),
         ("kill:rank=6@1s", "netns", "the job has no rank 6"),
     ],
 )

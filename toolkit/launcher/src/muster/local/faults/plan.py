@@ -25,13 +25,12 @@ from muster.types.names import TYPED, did_you_mean, listed
 _CAN = {
     "process": (KILL, FREEZE, SLOW, STOP),
     "netns": (KILL, FREEZE, SLOW, CUT, DISK, STOP),
-    "docker": (KILL, FREEZE, CUT, STOP),
+    "docker": (KILL, FREEZE, SLOW, CUT, STOP),
 }
 _WHY_NOT = {
     ("process", CUT): "hosts that are plain processes have no network of their own to cut",
     ("process", DISK): "they share this machine's disk, and filling it would fill yours",
     ("docker", DISK): "the engine's disk is this machine's, and filling it would fill yours",
-    ("docker", SLOW): "an engine pauses a container too slowly to share out its time",
 }
 LATEST_S, SHORTEST_S, LONGEST_S = 10.0, 1.0, 8.0  # of random faults
 
@@ -94,8 +93,7 @@ def _choose(fault: Fault, hosts: Sequence[str], ranks: int, isolation: str) -> F
     percent = 10 + int(draw() * 80)
     when, period = f"@{at_s:g}s", f"@{at_s:g}s+{lasts_s:g}s"
     found = [f"{KILL}:{rank}{when}", f"{FREEZE}:{rank}{period}", f"{STOP}{when}"]
-    if SLOW in _CAN[isolation]:
-        found.append(f"{SLOW}:{rank}:{percent}%{period}")
+    found.append(f"{SLOW}:{rank}:{percent}%{period}")
     if len(hosts) > 1:
         found += [f"{KILL}:{host}{when}", f"{FREEZE}:{host}{period}"]
         if isolation == "netns" or (isolation == "docker" and len(hosts) == 2):

@@ -37,6 +37,7 @@ class ProcessMeans(Means):
     of its `train` that no other host has."""
 
     def __init__(self, supervisor: int, marks: Mapping[str, bytes]) -> None:
+        super().__init__()
         self._supervisor = supervisor
         self._marks = marks
 
