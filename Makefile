@@ -108,7 +108,7 @@ wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 
 	@scripts/release-wheels
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx py-spy tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release docs browser kubernetes; do \
+	@cd constraints && for name in dev incumbent peers tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release docs browser kubernetes; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --excludes excluded.txt --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done

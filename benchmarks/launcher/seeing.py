@@ -51,7 +51,7 @@ def _guilty(folder: Path, rounds: int) -> Row:
     folder.mkdir()
     script = folder / "hangs.py"
     script.write_text(_HANGS)
-    spy = locked_environment("py-spy", CHECKOUT / "constraints" / "py-spy.txt") / "bin" / "py-spy"
+    spy = locked_environment("peers", CHECKOUT / "constraints" / "peers.txt") / "bin" / "py-spy"
     with muster.local.start(
         str(script), hosts=2, processes=2, distribution="torch_distributed", isolation="process",
         output=str(folder / "run"),
