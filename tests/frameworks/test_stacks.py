@@ -61,7 +61,7 @@ def test_a_worker_of_mxnet_that_sleeps_is_shown_with_its_line(
 def _check(start: Start, python: Path, home: Path, script: str, distribution: str) -> None:
     (home / "train.py").write_text(script)
     run = start(python, home / "train.py", distribution, 2, isolation=PROCESS)
-    wait_until(lambda: run.out.count("ready on") == 2, STEPS_S, lambda: run.err[-5000:])
+    wait_until(lambda: run.out.count("ready on") == 2, JOB_S, lambda: run.err[-5000:])
     found: dict[str, object] = {}
 
     def shown() -> bool:

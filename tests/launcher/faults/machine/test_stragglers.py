@@ -12,10 +12,12 @@ import pytest
 
 from tests.launcher.support.cluster import Cluster
 from tests.launcher.support.disks.silent_mount import silent_mount
+from tests.support.effort import effort
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
 Make = Callable[..., Cluster]
+CLEAN_RUNS = 50  # of make test-long
 FOUND_S = 200.0  # on a busy machine; else 20 s
 CPU = Path("/sys/fs/cgroup/cpu")
 WORK = """
@@ -144,7 +146,16 @@ def test_a_rank_that_its_limit_holds_up_is_named_with_that(
     assert "throttled: " in said
 
 
-def test_in_a_clean_job_nobody_is_named(cluster: Make, tmp_path: Path) -> None:
+@pytest.mark.effort
+@pytest.mark.timeout(7200)
+def test_in_clean_jobs_nobody_is_named(cluster: Make, tmp_path: Path) -> None:
+    for number in range(min(CLEAN_RUNS, effort())):
+        home = tmp_path / str(number)
+        home.mkdir()
+        check_clean(cluster, home)
+
+
+def check_clean(cluster: Make, tmp_path: Path) -> None:
     job, until = job_of(cluster, tmp_path, "")
     job.start()
     job.wait_for("algo-1", "muster metrics step=400\n", limit_s=FOUND_S)
