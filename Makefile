@@ -68,7 +68,7 @@ bench-launcher: $(STAMP) ## the launcher's figures beside its peers', as a table
 	@PARENT=$(PARENT) $(BIN)/python -m benchmarks.launcher $(ROWS)
 
 bench-see: $(STAMP) ## figures of seeing into a job: stuck ranks, 1,000 hosts, agents, reports, jobs from Python
-	@$(BIN)/python -m benchmarks.launcher seeing agent trivial report
+	@$(BIN)/python -m benchmarks.launcher seeing agent trivial report --results benchmarks/results/see.json
 
 bench-elsewhere: $(STAMP) ## jobs of a real Slurm beside Slurm's own commands and torchx; needs root and scripts/ci-machine
 	@$(BIN)/python -m benchmarks.launcher elsewhere
@@ -108,7 +108,7 @@ wheels: $(STAMP) ## the wheels of a release in dist/: x86_64 and aarch64, glibc 
 	@scripts/release-wheels
 
 lock: ## make constraints/*.txt anew from their .in files
-	@cd constraints && for name in dev incumbent torchx tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release docs browser kubernetes; do \
+	@cd constraints && for name in dev incumbent peers tensorflow mxnet horovod deepspeed transformers4 transformers5 sdk2 sdk3 release docs browser kubernetes; do \
 	  ../$(BIN)/uv pip compile --quiet $$name.in --excludes excluded.txt --universal --python-version 3.10 --no-annotate \
 	    --no-emit-index-url --no-emit-find-links --custom-compile-command "make lock" \
 	    --output-file $$name.txt || exit 1; done

@@ -62,7 +62,7 @@ def main() -> int:
     except UnavailableError as reason:
         print(f"bench-launcher: a peer is missing: {reason}", file=sys.stderr)
         return 1
-    results = None if options.rows else RESULTS
+    results = options.results or (None if options.rows else RESULTS)
     return report("bench-launcher", began, rows, broken, results=results, as_json=options.json)
 
 
@@ -70,6 +70,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False)
     parser.add_argument("rows", nargs="*", help=f"all, or some of: {' '.join(STEPS)}")
     parser.add_argument("--json", action="store_true", help="JSON on stdout instead of the table")
+    parser.add_argument("--results", type=Path, help="write them there, too")
     parser.add_argument("--rounds", type=int, default=15, help="of the short commands")
     options = parser.parse_args()
     unknown = [name for name in options.rows if name not in STEPS]

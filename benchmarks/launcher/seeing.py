@@ -4,7 +4,6 @@ which names nobody; of 1,000 hosts; and `muster.local.run` over the command."""
 from __future__ import annotations
 
 import json
-import shutil
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from muster.run.observe import codec
 from muster.run.observe.query import ROLL, Collector, to_json
 from muster.run.observe.rollcall import call_roll
 from tests.launcher.support.looks import call, look
+from tests.support.venvs import CHECKOUT, locked_environment
 from tests.support.waiting import wait_until
 
 HOSTS, EACH = 1000, 8
@@ -51,7 +51,7 @@ def _guilty(folder: Path, rounds: int) -> Row:
     folder.mkdir()
     script = folder / "hangs.py"
     script.write_text(_HANGS)
-    spy = shutil.which("py-spy", path=f"{Path(sys.executable).parent}:/usr/local/bin:/usr/bin")
+    spy = locked_environment("peers", CHECKOUT / "constraints" / "peers.txt") / "bin" / "py-spy"
     with muster.local.start(
         str(script), hosts=2, processes=2, distribution="torch_distributed", isolation="process",
         output=str(folder / "run"),
@@ -80,8 +80,8 @@ def _guilty(folder: Path, rounds: int) -> Row:
             env = environ(Path(sys.executable).parent)
             return sum(wall([str(spy), "dump", "--pid", str(pid)], env) for pid in pids)
 
-        times = interleaved({"ours": ours, **({"py-spy": peer} if spy else {})}, rounds)
-    peers = {"py-spy, once per rank": times["py-spy"].median if spy else "not installed"}
+        times = interleaved({"ours": ours, "py-spy": peer}, rounds)
+    peers = {"py-spy, once per rank": times["py-spy"].median}
     value = times["ours"].median
     return Row(
         "guilty rank named, 2 hosts x 2, on request", "s", value, peers,

@@ -73,7 +73,7 @@ def software() -> Software:
     return Software(
         launcher_of(CHECKOUT, "bench-muster"),
         _peer("incumbent"),
-        _peer("torchx"),
+        _peer("peers"),
         Path(sys.prefix) / "bin",
     )
 

@@ -45,6 +45,34 @@ def test_what_was_frozen_goes_on(start: Start, home: Path, base: str, who: str) 
     assert f"fault: freeze:{who}@0.5s+1s is over after " in result.err
 
 
+COUNTS = """\
+import os, time
+began, used, stood = time.monotonic(), time.process_time(), 0.0
+print("ready on", os.environ["SM_CURRENT_HOST"], flush=True)
+last = began
+while last < began + 4:
+    now = time.monotonic()
+    stood += now - last if now - last > 0.04 else 0
+    last = now
+print("stood still", os.environ["SM_CURRENT_HOST"], round(stood, 2), flush=True)
+"""
+
+
+@pytest.mark.promise("F80")
+@pytest.mark.parametrize("who", ["rank=1", "host=algo-2"])
+def test_what_is_slow_stands_still_again_and_again(
+    start: Start, home: Path, base: str, who: str
+) -> None:
+    (home / "src/train.py").write_text(COUNTS)
+    fault = f"slow:{who}:30%@0.2s+2s"
+    result = start(home, job("train", base, "--fault", fault)).wait(120)
+    assert result.code == 0, result.err
+    assert f"fault: {fault} is over after " in result.err
+    stood = dict(re.findall(r"stood still (\S+) ([0-9.]+)", result.out))
+    assert float(stood["algo-2"]) > 0.7, result.out
+    assert float(stood["algo-2"]) > float(stood["algo-1"]), result.out
+
+
 @pytest.mark.promise("F80")
 def test_a_run_whose_only_host_is_frozen_ends_by_its_timeout(
     start: Start, home: Path, base: str

@@ -39,6 +39,29 @@ while time.monotonic() < until:
 print("silence", me, round(silence, 3), flush=True)
 """
 
+# saves at each step; what failed is tried again where `retries` is set
+SAVES = """\
+import os, time
+import muster
+for step in range(1, 1000):
+    part, saved = ("/opt/ml/checkpoints/" + name for name in (f"{step}.part", "last"))
+    while True:
+        try:
+            with open(part, "wb") as file:
+                file.write(bytes([step % 256]) * 65536)
+            break
+        except OSError as error:
+            print("full", error.errno, flush=True)
+            if not int(os.environ["SM_HP_RETRIES"]):
+                raise
+            time.sleep(0.05)
+    os.replace(part, saved)
+    muster.metrics(step=step)
+    if step >= int(os.environ["SM_HP_STEPS"]):
+        break
+    time.sleep(0.02)
+"""
+
 
 @pytest.fixture(scope="module", autouse=True)
 def namespaces(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -125,3 +148,44 @@ def test_a_host_that_is_frozen_for_a_while_is_heard_again(home: Path, start: Sta
     result = start(home, argv("freeze:host=algo-1@0.3s+1s", seconds=3)).wait()
     assert result.code == 0, result.err
     assert "fault: froze algo-1 0." in result.err
+
+
+def saving(home: Path, fault: str, steps: int, retries: int) -> list[str]:
+    (home / "train.py").write_text(SAVES)
+    values = [f"--hyperparameter=steps={steps}", f"--hyperparameter=retries={retries}"]
+    return ["train.py", "--hosts", "2", "--isolation", "netns", *values, "--fault", fault]
+
+
+@pytest.mark.promise("F80")
+def test_a_checkpoint_does_not_fit_on_a_disk_that_is_full(nobodys_home: Path, start: Start) -> None:
+    """That of one host: it says so, and its last checkpoint is whole."""
+    argv = saving(nobodys_home, "disk:algo-2@step=5", 1000, 0)
+    run = start(nobodys_home, argv, wrapper=as_nobody(), python=readable_python())
+    result = run.wait()
+    assert result.code == 1, result.err
+    assert "fault: filled the disk of algo-2 " in result.err
+    said = "UserScriptError: OSError: [Errno 28] No space left on device (algo-2 rank 1, exit code"
+    assert f" after the fault: {said}" in result.err
+    assert "left of this run: checkpoints/" in result.err
+    left = run.base("algo-2") / "checkpoints"
+    last = (left / "last").read_bytes()
+    assert len(last) == 65536 and len(set(last)) == 1 and last[0] >= 5
+    assert (run.base("algo-1") / "checkpoints/last").exists()
+
+
+@pytest.mark.promise("F80")
+def test_a_disk_that_has_room_again_takes_the_next_checkpoint(home: Path, start: Start) -> None:
+    run = start(home, saving(home, "disk:algo-2@step=3+500ms", 40, 1))
+    result = run.wait()
+    assert result.code == 0, result.err
+    assert "fault: disk:algo-2@step=3+500ms is over after 0." in result.err
+    assert "[algo-2:1] full 28" in result.out and "[algo-1:0] full" not in result.out
+    assert (run.base("algo-2") / "checkpoints/last").read_bytes() == bytes([40]) * 65536
+
+
+@pytest.mark.promise("F80")
+def test_a_disk_that_hosts_share_is_not_filled(home: Path, start: Start) -> None:
+    argv = [*saving(home, "disk:algo-2", 1, 0), "--checkpoint", str(home / "saved")]
+    result = start(home, argv).wait()
+    assert result.code == 2, result.err
+    assert "leave out --checkpoint: each host then has checkpoints of its own" in result.err

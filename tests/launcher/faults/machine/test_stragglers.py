@@ -1,7 +1,4 @@
-"""A slow rank is named while the job runs, with what slows it; in a clean job nobody is.
-
-A slow disk is in tests/launcher/unit/observe/test_pace.py: no real one here is slow enough.
-"""
+"""A slow rank is named while the job runs, with what slows it; in a clean job nobody is."""
 
 from __future__ import annotations
 
@@ -14,10 +11,13 @@ from pathlib import Path
 import pytest
 
 from tests.launcher.support.cluster import Cluster
+from tests.launcher.support.disks.silent_mount import silent_mount
+from tests.support.effort import effort
 from tests.support.waiting import wait_until
 
 pytestmark = [pytest.mark.torch, pytest.mark.long, pytest.mark.timeout(400)]
 Make = Callable[..., Cluster]
+CLEAN_RUNS = 50  # of make test-long
 FOUND_S = 200.0  # on a busy machine; else 20 s
 CPU = Path("/sys/fs/cgroup/cpu")
 WORK = """
@@ -41,6 +41,7 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 slow = kind if rank == 1 else ""
 batches = iter(DataLoader(Slow(), num_workers=1)) if slow == "loader" else None
+rows = os.open(os.environ["SM_HP_ROWS"], os.O_RDONLY) if slow == "disk" else -1
 burners = []
 if slow == "crowd":
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
@@ -52,6 +53,7 @@ while not over[0]:
     if slow == "compute": compute(0.05)
     elif slow == "sleep": time.sleep(0.1)
     elif slow in ("quota", "crowd"): compute(0.03)
+    elif slow == "disk": os.pread(rows, 4096, 0)
     elif batches is not None: next(batches)
     dist.all_reduce(x)
     over[0] = float(os.path.exists(until))
@@ -80,7 +82,8 @@ def quota() -> Iterator[Path]:
 
 def job_of(cluster: Make, tmp_path: Path, kind: str) -> tuple[Cluster, Path]:
     until = tmp_path / "until"
-    values = {"sagemaker_torch_distributed_enabled": "true", "kind": kind, "until": str(until)}
+    values = {"sagemaker_torch_distributed_enabled": "true", "kind": kind, "until": str(until),
+              "rows": str(tmp_path / "mount" / "rows")}  # fmt: skip
     environ = {"MUSTER_STRAGGLERS_S": "10", "MUSTER_LOST_AFTER_S": "60"}
     job = cluster(WORK, hosts=2, hyperparameters=values, environ=environ)
     job.expect(code_writes=True, limit_s=FOUND_S + 120)
@@ -118,6 +121,16 @@ def test_a_slow_rank_is_named_with_its_cause(
     assert any(one in said for one in cause.split("|"))
 
 
+def test_a_rank_on_a_slow_disk_is_named_with_its_file(cluster: Make, tmp_path: Path) -> None:
+    job, until = job_of(cluster, tmp_path, "disk")
+    with silent_mount(tmp_path / "mount", read_s=0.1):
+        job.start()
+        said = found(job, until)
+    assert said.startswith("rank 1 (algo-2): its own time of a step is")
+    assert "disk: it waits for files (at train.py" in said
+    assert f"on {tmp_path / 'mount' / 'rows'})" in said
+
+
 def test_a_rank_that_its_limit_holds_up_is_named_with_that(
     cluster: Make, tmp_path: Path, quota: Path
 ) -> None:
@@ -133,7 +146,16 @@ def test_a_rank_that_its_limit_holds_up_is_named_with_that(
     assert "throttled: " in said
 
 
-def test_in_a_clean_job_nobody_is_named(cluster: Make, tmp_path: Path) -> None:
+@pytest.mark.effort
+@pytest.mark.timeout(7200)
+def test_in_clean_jobs_nobody_is_named(cluster: Make, tmp_path: Path) -> None:
+    for number in range(min(CLEAN_RUNS, effort())):
+        home = tmp_path / str(number)
+        home.mkdir()
+        check_clean(cluster, home)
+
+
+def check_clean(cluster: Make, tmp_path: Path) -> None:
     job, until = job_of(cluster, tmp_path, "")
     job.start()
     job.wait_for("algo-1", "muster metrics step=400\n", limit_s=FOUND_S)

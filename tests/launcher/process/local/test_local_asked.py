@@ -15,6 +15,7 @@ from muster.arguments import UsageError
 from muster.local import control_client
 from muster.local.hosts import why_not_isolated
 from muster.local.record import layout
+from muster.run.observe import control
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.asking import answer, asked
 from tests.launcher.support.local.local_runs import PROCESS, SCRIPT, LocalRun, Start
@@ -114,6 +115,23 @@ def test_a_stopped_rank_is_named_with_the_command_that_continues_it(
     assert verdict["kind"] == "stopped"
     assert verdict["guilty"] == [1]
     assert f"rank 1 (algo-2) is stopped (SIGSTOP; `kill -CONT {pid}`" in verdict["sentence"]
+    (tmp_path / "end").touch()
+    assert run.wait().code == 0
+
+
+@pytest.mark.promise("H04")
+def test_a_leader_that_is_stopped_is_named_with_the_command_that_continues_it(
+    start: Start, tmp_path: Path
+) -> None:
+    """Without it no host knows of the others."""
+    run = forever(start, tmp_path, MUSTER_LOST_AFTER_S="60")
+    assert answer(run, "ps")
+    pid = control.listener_pid(str(run.folder / "algo-1"))
+    with stopped(pid):
+        done = asked("stacks", str(run.folder))
+    assert done.returncode == 2, done.stdout
+    assert "the train of algo-1 is stopped" in done.stderr
+    assert f"kill -CONT {pid} continues it" in done.stderr
     (tmp_path / "end").touch()
     assert run.wait().code == 0
 

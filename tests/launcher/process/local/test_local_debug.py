@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import os
 import pty
 import re
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.launcher.support.local.local_runs import PROCESS, LocalRun, Start
-from tests.support.dap import Debugger
+from tests.launcher.support.local.attaching import attached
+from tests.launcher.support.local.local_runs import PROCESS, Start
 from tests.support.terminals import read_to_hangup
 from tests.support.waiting import wait_until
 
@@ -32,19 +30,6 @@ subprocess.run([sys.executable, "-c", "print('a child is not debugged')"], check
 def home(tmp_path: Path) -> Path:
     (tmp_path / "train.py").write_text(SCRIPT)
     return tmp_path
-
-
-def attached(run: LocalRun, who: str = "rank 0") -> tuple[Debugger, dict[str, Any]]:
-    """A debugger and the configuration of the run's launch.json, once the rank waits."""
-    said = who + r" waits for a debugger on 127\.0\.0\.1:(\d+)"
-    wait_until(
-        lambda: re.search(said, run.err) or run.process.poll() is not None, 30, lambda: run.err
-    )
-    found = re.search(said, run.err)
-    assert found, run.err
-    (configuration,) = json.loads((run.folder / "launch.json").read_text())["configurations"]
-    assert configuration["connect"] == {"host": "127.0.0.1", "port": int(found[1])}
-    return Debugger(int(found[1])), configuration
 
 
 @pytest.mark.dev

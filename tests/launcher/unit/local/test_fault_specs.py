@@ -44,6 +44,8 @@ HOSTS = ("algo-1", "algo-2", "algo-3")
         ("cut:algo-1/algo-2@5s+5s", {"kind": "cut", "hosts": ("algo-1", "algo-2"), "at_s": 5,
                                      "lasts_s": 5}),
         ("cut:algo-1/algo-3@step=4", {"kind": "cut", "hosts": ("algo-1", "algo-3"), "at_step": 4}),
+        ("disk:algo-2@5s", {"kind": "disk", "hosts": ("algo-2",), "at_s": 5}),
+        ("disk:host=algo-1+1s", {"kind": "disk", "hosts": ("algo-1",), "lasts_s": 1}),
         ("stop@30s", {"kind": "stop", "at_s": 30}),
         ("random:seed=7", {"kind": "random", "seed": 7}),
         ("random", {"kind": "random", "seed": -1}),
@@ -58,7 +60,6 @@ def test_a_fault_is_what_its_words_say(text: str, meant: dict[str, object]) -> N
     [
         ("klil:rank=1", "no fault is called 'klil', did you mean 'kill'?"),
         ("", "no fault is called ''"),
-        ("disk:algo-2@5s", "hosts of a run share this machine's disk"),
         ("kill", "whom it hits is missing"),
         ("kill:rnk=1", "expected rank=NUMBER or host=NAME, got 'rnk=1', did you mean 'rank'?"),
         ("kill:rank=-1", "expected rank=NUMBER or host=NAME"),
@@ -74,6 +75,8 @@ def test_a_fault_is_what_its_words_say(text: str, meant: dict[str, object]) -> N
         ("slow:rank=1:50", "expected the speed that is left"),
         ("cut:algo-1", "expected two hosts"),
         ("cut:algo-1/algo-1", "expected two hosts"),
+        ("disk:rank=1", "a disk is a host's: expected its name, got 'rank=1'"),
+        ("disk@1s", "whom it hits is missing"),
         ("stop:rank=1", "stop is for the whole job"),
         ("random:sed=7", "expected random or random:seed=NUMBER"),
         ("random:seed=7@5s", "nothing may follow @"),
@@ -116,13 +119,15 @@ def test_hosts_that_the_job_has_not_are_refused_with_the_nearest() -> None:
     [
         ("cut:algo-1/algo-2", "process", "no network of their own"),
         ("cut:algo-1/algo-2", "docker", "cannot part two of 3 hosts"),
-        ("slow:rank=1:50%", "docker", "not with --isolation docker"),
+        ("disk:algo-1", "process", "filling it would fill yours"),
+        ("disk:algo-1", "docker", "use --isolation netns"),
         ("kill:rank=6@1s", "netns", "the job has no rank 6"),
     ],
 )
 def test_what_hosts_cannot_suffer_is_refused(text: str, isolation: str, said: str) -> None:
-    with pytest.raises(UsageError, match=said):
+    with pytest.raises(UsageError) as refused:
         settle(read_faults([text], HOSTS), HOSTS, 6, True, isolation)
+    assert said in f"{refused.value.message}; {refused.value.fix}"
 
 
 def test_a_rank_may_exist_where_the_request_does_not_say_how_many() -> None:

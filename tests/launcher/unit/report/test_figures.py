@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import re
 from importlib import resources
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from muster.report import charts, page, svg
 from muster.report.compare import compare
-from muster.report.figures import RunFigures, figures_of
+from muster.report.figures import RunFigures, Straggler, figures_of
 from muster.report.metrics import read_metrics
 from muster.report.read import read_record
 from muster.report.values import Bucket
@@ -49,6 +50,33 @@ def test_success_stall_and_nan_are_in_the_verdict(tmp_path: Path) -> None:
     assert found.verdict.level == "warn"
     assert any(stall in one for one in found.verdict.why)
     assert "loss is NaN or infinite, for the first time at step 7." in found.verdict.why
+
+
+def test_ranks_that_held_up_the_others_are_a_table(tmp_path: Path) -> None:
+    """Each as it was last found, those found most often first."""
+    folder = write_record(str(tmp_path), Made(seconds=30))
+
+    def straggler(at: float, rank: int, own_s: float, cause: str) -> dict[str, object]:
+        return {"schema": 1, "t": 1000 + at, "time": 1.0, "host": "algo-1", "rank": rank,
+                "kind": "straggler", "own_s": own_s, "own_p95_s": 2 * own_s, "factor": 1.25,
+                "cause": cause, "text": "x"}  # fmt: skip
+
+    said = [straggler(5, 1, 0.2, "disk"), straggler(6, 3, 0.1, "run delay"),
+            straggler(7, 3, 0.125, "")]  # fmt: skip
+    with (Path(folder) / "algo-1" / "events.jsonl").open("a") as file:
+        file.write(as_lines(said) + '{"kind": "straggler", "rank": 2, "own_')  # cut mid-line
+    found = figures_of(read_record(folder, {}))
+    assert found.stragglers == (
+        Straggler(3, "algo-2", 2, 0.125, 0.25, 1.25, ""),
+        Straggler(1, "algo-1", 1, 0.2, 0.4, 1.25, "disk"),
+    )
+    _, _, table = page.page(found).partition("Ranks that held up the others")
+    cells = [re.sub("<[^>]*>", "|", row) for row in table.partition("</table>")[0].split("<tr>")]
+    rows = [[cell for cell in row.split("|") if cell.strip()] for row in cells[2:]]
+    assert rows == [
+        ["3", "algo-2", "2 times", "125 ms", "250 ms", "1.25", "not seen"],
+        ["1", "algo-1", "once", "200 ms", "400 ms", "1.25", "disk"],
+    ]
 
 
 @pytest.mark.parametrize("offsets", [True, False])

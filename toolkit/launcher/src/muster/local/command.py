@@ -70,8 +70,8 @@ def add_arguments(parser: Parser) -> None:
         action="append",
         default=[],
         help="do this to the job: kill:rank=1@10s, kill:host=algo-2@step=40, freeze:rank=1@5s+5s, "
-        "slow:rank=3:50%%@5s, cut:algo-1/algo-2@5s+5s, stop@30s, random:seed=7 (@: after all "
-        "ranks run, +: for so long); repeatable",
+        "slow:rank=3:50%%@5s, cut:algo-1/algo-2@5s+5s, disk:algo-2@step=40, stop@30s, "
+        "random:seed=7 (@: after all ranks run, +: for so long); repeatable",
     )
     parser.add_argument(
         "--debug",

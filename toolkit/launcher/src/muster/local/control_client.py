@@ -66,19 +66,31 @@ def listens_here(path: str) -> bool:
 
 
 def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
-    """The answer of the first host that gives one. Raises UsageError."""
-    why = "no host listens"
+    """The answer of the first host that gives one. Raises UsageError, which names hosts whose
+    `train` is stopped: without the first of a job no other can answer."""
+    said, fix = "", "it may have ended just now; try again"
+    whys: list[str] = []
+    stopped: list[str] = []
     for folder in run.folders:
+        host = os.path.basename(folder)
         try:
+            pid = control.listener_pid(folder)
+            if (found := procfs.stat(pid)) is not None and found.state in "Tt":
+                whys.append(f"the train of {host} is stopped")
+                stopped.append(str(pid))
+                continue
             answer = control.ask(folder, request)
         except (OSError, ValueError) as error:
-            why = str(error) or type(error).__name__
+            whys.append(f"{host}: {error or type(error).__name__}")
             continue
-        if "error" in answer:
-            said, fix = (printable(str(answer.get(key, ""))) for key in ("error", "fix"))
-            raise UsageError(f"{run.name}: {said}", fix)
-        return answer
-    raise UsageError(f"{run.name} does not answer: {why}", "it may have ended just now; try again")
+        if "error" not in answer:
+            return answer
+        said, fix = (printable(str(answer.get(key, ""))) for key in ("error", "fix"))
+        break
+    if stopped:
+        fix = f"kill -CONT {' '.join(stopped)} continues it"
+    why = "; ".join([said or "does not answer", *whys])
+    raise UsageError(f"{run.name}: {why}", fix)
 
 
 def count_here(run: LiveRun, ranks: Sequence[dict[str, Any]]) -> None:

@@ -154,7 +154,7 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
     request, folder = backend.request, backend.folder
     began = time.monotonic()
     try:
-        orders = preparation.make_orders(backend, os.environ, groups)
+        orders = preparation.make_orders(backend, os.environ, groups, faults)
         in_use = caches.use(orders.caches)
         hosts = start_hosts(orders._replace(lock=folder.lock))
     except OSError as error:

@@ -20,7 +20,8 @@ KILL = b"k"  # SIGKILL to everything
 
 class HostOrder(NamedTuple):
     """One host. `argv` empty: set everything up and start nothing. `base`: its opt/ml.
-    `output` and `errors`: descriptors of the supervisor that become its stdout and stderr."""
+    `output` and `errors`: descriptors of the supervisor that become its stdout and stderr. `group`:
+    the control group that it joins. `disk`: it needs a disk of its own, which a fault will fill."""
 
     name: str
     address: str
@@ -30,7 +31,8 @@ class HostOrder(NamedTuple):
     base: str
     output: int
     errors: int
-    group: str = ""  # the control group that it joins
+    group: str = ""
+    disk: bool = False
 
 
 class Containers(NamedTuple):

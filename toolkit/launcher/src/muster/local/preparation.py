@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
@@ -72,6 +72,11 @@ def settled_faults(request: Request, keys: Mapping[str, str], isolation: str) ->
 
     if request.model_plan:
         raise UsageError("--fault needs a job: --model-plan runs none", "leave out one of them")
+    if request.checkpoint and any(fault.disks for fault in request.faults):
+        raise UsageError(
+            "--fault disk: all hosts share the folder of --checkpoint, on this machine's disk",
+            "leave out --checkpoint: each host then has checkpoints of its own",
+        )
     ranks, exact = known_ranks(request, keys)
     return settle(request.faults, request.host_names, ranks, exact, isolation)
 
@@ -190,12 +195,17 @@ def distribution_keys(request: Request) -> dict[str, str]:
 
 
 def make_orders(
-    backend: Backend, caller: Mapping[str, str], groups: tuple[str, ...] = ()
+    backend: Backend,
+    caller: Mapping[str, str],
+    groups: tuple[str, ...] = (),
+    faults: Sequence[Fault] = (),
 ) -> Orders:
-    """What the host supervisor is to start. `groups`: control groups of the hosts, () for none."""
+    """What the host supervisor is to start. `groups`: control groups of the hosts, () for none.
+    `faults`: a host whose disk will be full has one of its own."""
     request, folder = backend.request, backend.folder
     addresses = backend.addresses()
     shared = environment.run_variables(backend, addresses)
+    full = {name for fault in faults for name in fault.disks}
     hosts = tuple(
         HostOrder(
             name=name,
@@ -207,6 +217,7 @@ def make_orders(
             output=-1,
             errors=-1,
             group=group,
+            disk=name in full,
         )
         for name, group in zip_longest(request.host_names, groups, fillvalue="")
     )

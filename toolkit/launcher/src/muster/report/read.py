@@ -198,7 +198,7 @@ def _lacking(
 ) -> Iterator[str]:
     """What a reader would expect of a record and does not find, in sentences."""
     if not summary and not live:
-        yield "no summary.json: the leader was killed, or its record is not here"
+        yield "no summary.json: the leader was killed, its disk was full, or its record is not here"
     elif summary.get("complete") is False and not live:
         yield "the leader ended without a summary"
     if (whole(summary.get("schema")) or 0) > SCHEMA:

@@ -63,10 +63,11 @@ def saved_since(folders: Iterable[str], began: float) -> list[tuple[str, float]]
             for name in names:
                 path = os.path.join(place, name)
                 try:
-                    time = os.lstat(path).st_mtime
+                    status = os.lstat(path)
                 except OSError:
                     continue
-                if time >= began:
+                if status.st_mtime >= began:
                     shown = os.path.relpath(path, os.path.dirname(folder))
-                    found.append((shown, time))
+                    empty = "" if status.st_size else " (empty)"  # what a full disk leaves
+                    found.append((shown + empty, status.st_mtime))
     return found

@@ -1,6 +1,7 @@
 """Faults of hosts that are containers, through the engine that runs them.
 
-A host that is frozen is paused. Scripts are signalled from inside, where their pids count.
+A host that is frozen is paused. Scripts are signalled from inside, where their pids count; so is
+what is slow, since an engine pauses too slowly to share out time.
 """
 
 from __future__ import annotations
@@ -12,17 +13,26 @@ from typing import Any
 
 from muster.local.backends.docker.engine import EngineError, connect, explain
 from muster.local.backends.docker.names import container_name, network_name
-from muster.local.faults.means import Means, NotLandedError, Target
+from muster.local.faults.means import PERIOD_S, Means, NotLandedError, Target
 
 CALL_S = 10.0
 POLL_S = 0.05
 _SIGNAL = ("sh", "-c", 'kill -s "$1" -- "$2"', "sh")
+# whom, for how long it stands still and runs, the file that ends it
+_SLOW = (
+    "sh",
+    "-c",
+    ': >"$4"; while [ -e "$4" ] && kill -s STOP -- "$1"; do sleep "$2"; kill -s CONT -- "$1"; '
+    'sleep "$3"; done',
+    "sh",
+)
 
 
 class ContainerMeans(Means):
     """`run`: the id in the names of its containers."""
 
     def __init__(self, run: str) -> None:
+        super().__init__()
         self._run = run
         self._client: Any = None
 
@@ -50,6 +60,24 @@ class ContainerMeans(Means):
                     self._signal(engine, target, "CONT", f"-{target.pid}")
                 else:
                     engine.unpause(self._name(target.host))
+        except NotLandedError:
+            pass  # it has ended
+
+    def slow(self, target: Target, percent: int) -> None:
+        """Of a host all but its first process."""
+        whom = "-1" if target.rank is None else f"-{target.pid}"
+        runs_s = PERIOD_S * percent / 100
+        words = [*_SLOW, whom, f"{PERIOD_S - runs_s:.4f}", f"{runs_s:.4f}", _mark(target)]
+        with self._engine() as engine:
+            if target.rank is not None:
+                self._signal(engine, target, "STOP", whom)
+            engine.exec_start(engine.exec_create(self._name(target.host), words)["Id"], detach=True)
+
+    def hurry(self, target: Target) -> None:
+        try:
+            with self._engine() as engine:
+                words = ["rm", "-f", _mark(target)]
+                engine.exec_start(engine.exec_create(self._name(target.host), words)["Id"])
         except NotLandedError:
             pass  # it has ended
 
@@ -99,3 +127,8 @@ class ContainerMeans(Means):
             if time.monotonic() > limit_s:
                 raise NotLandedError(f"the engine did not do it within {CALL_S:g} s")
             time.sleep(POLL_S)
+
+
+def _mark(target: Target) -> str:
+    """The file in its host without which it is slow no more."""
+    return f"/tmp/.muster-slow-{'host' if target.rank is None else target.rank}"

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
-from muster.local.faults.spec import CUT, FREEZE, KILL, SLOW, STOP, Fault
+from muster.local.faults.spec import CUT, DISK, FREEZE, KILL, LASTING, SLOW, STOP, Fault
 from muster.local.record.runfolder import RunFolder
 from muster.local.show.progress import Progress, Tail
 from muster.run.base.record import SCHEMA
@@ -23,7 +23,6 @@ from muster.types.run_files import METRICS
 from muster.types.values import NamedTuple
 
 POLL_S = 0.02
-PERIOD_S = 0.1  # of what is slow: a part of it stands still
 CLOSE_S = 8.0
 _DONE = {KILL: "killed", FREEZE: "froze", SLOW: "slowed"}
 
@@ -144,7 +143,7 @@ class Injector(threading.Thread):
                 self._land(shot)
         elif shot.lasts:
             others = set(self._hosts) - set(fault.hosts)
-            alone = bool(others) and others <= set(self._ended())
+            alone = bool(others) and others <= set(self._ended()) and not fault.disks
             if (shot.until is not None and now >= shot.until) or alone:
                 self._undo(shot)
 
@@ -165,7 +164,7 @@ class Injector(threading.Thread):
         if fault.at_step is not None:
             after += f", at step {self._step_of(fault)}"
         shot.until = None if fault.lasts_s is None else now + fault.lasts_s
-        shot.lasts = fault.kind in (FREEZE, SLOW, CUT)
+        shot.lasts = fault.kind in LASTING
         report = Landing(fault.spec, True, f"{what} {after}", now, time.time())
         self._tell(shot, report, target.in_words() if target else "/".join(fault.hosts))
 
@@ -194,24 +193,27 @@ class Injector(threading.Thread):
         if target is None:
             self._means.cut(*fault.hosts)
             return f"cut {' and '.join(fault.hosts)} off from one another"
+        if fault.kind == DISK:
+            self._means.fill(target.host)
+            return f"filled the disk of {target.host}"
         if fault.kind == KILL:
             self._means.kill(target)
             self.killed += [target.host] if target.rank is None else []
+        elif fault.kind == SLOW:
+            self._means.slow(target, fault.percent)
         else:
             self._means.freeze(target)
         shot.target = target
-        share = ""
-        if fault.kind == SLOW:
-            shot.slowing = _Slowing(self._means, target, fault.percent)
-            shot.slowing.start()
-            share = f" to {fault.percent} %"
+        share = f" to {fault.percent} %" if fault.kind == SLOW else ""
         return f"{_DONE[fault.kind]} {target.in_words()}{share}"
 
     def _undo(self, shot: _Shot) -> None:
         shot.lasts = False
         with suppress(Exception):  # what has ended needs nothing more
-            if shot.slowing is not None:
-                shot.slowing.end()
+            if shot.fault.kind == DISK:
+                self._means.empty(*shot.fault.hosts)
+            elif shot.target is not None and shot.fault.kind == SLOW:
+                self._means.hurry(shot.target)
             elif shot.target is not None:
                 self._means.thaw(shot.target)
             else:
@@ -259,35 +261,8 @@ class _Shot:
         self.fault = fault
         self.report: Landing | None = None
         self.target: Target | None = None
-        self.slowing: _Slowing | None = None
         self.until: float | None = None
         self.lasts = False
-
-
-class _Slowing(threading.Thread):
-    """Lets a target run for `percent` of each period. It stands still when this begins."""
-
-    def __init__(self, means: Means, target: Target, percent: int) -> None:
-        super().__init__(name="slowing", daemon=True)
-        self._means = means
-        self._slowed = target
-        self._runs_s = PERIOD_S * percent / 100
-        self._over = threading.Event()
-
-    def run(self) -> None:
-        try:
-            while not self._over.wait(PERIOD_S - self._runs_s):
-                self._means.thaw(self._slowed)
-                if self._over.wait(self._runs_s):
-                    break
-                self._means.freeze(self._slowed)
-        except NotLandedError:
-            pass  # it has ended
-        self._means.thaw(self._slowed)
-
-    def end(self) -> None:
-        self._over.set()
-        self.join(CLOSE_S)
 
 
 def _not_landed(report: Landing) -> str:

@@ -9,17 +9,28 @@ from collections.abc import Sequence
 from random import Random
 
 from muster.arguments import UsageError
-from muster.local.faults.spec import CUT, FREEZE, KILL, RANDOM, SLOW, STOP, Fault, parse_fault
+from muster.local.faults.spec import (
+    CUT,
+    DISK,
+    FREEZE,
+    KILL,
+    RANDOM,
+    SLOW,
+    STOP,
+    Fault,
+    parse_fault,
+)
 from muster.types.names import TYPED, did_you_mean, listed
 
 _CAN = {
     "process": (KILL, FREEZE, SLOW, STOP),
-    "netns": (KILL, FREEZE, SLOW, CUT, STOP),
-    "docker": (KILL, FREEZE, CUT, STOP),
+    "netns": (KILL, FREEZE, SLOW, CUT, DISK, STOP),
+    "docker": (KILL, FREEZE, SLOW, CUT, STOP),
 }
 _WHY_NOT = {
     ("process", CUT): "hosts that are plain processes have no network of their own to cut",
-    ("docker", SLOW): "an engine pauses a container too slowly to share out its time",
+    ("process", DISK): "they share this machine's disk, and filling it would fill yours",
+    ("docker", DISK): "the engine's disk is this machine's, and filling it would fill yours",
 }
 LATEST_S, SHORTEST_S, LONGEST_S = 10.0, 1.0, 8.0  # of random faults
 
@@ -82,8 +93,7 @@ def _choose(fault: Fault, hosts: Sequence[str], ranks: int, isolation: str) -> F
     percent = 10 + int(draw() * 80)
     when, period = f"@{at_s:g}s", f"@{at_s:g}s+{lasts_s:g}s"
     found = [f"{KILL}:{rank}{when}", f"{FREEZE}:{rank}{period}", f"{STOP}{when}"]
-    if SLOW in _CAN[isolation]:
-        found.append(f"{SLOW}:{rank}:{percent}%{period}")
+    found.append(f"{SLOW}:{rank}:{percent}%{period}")
     if len(hosts) > 1:
         found += [f"{KILL}:{host}{when}", f"{FREEZE}:{host}{period}"]
         if isolation == "netns" or (isolation == "docker" and len(hosts) == 2):

@@ -7,6 +7,7 @@ given to somebody else meanwhile is never hit.
 
 from __future__ import annotations
 
+import mmap
 import os
 import select
 import signal
@@ -17,23 +18,27 @@ from contextlib import contextmanager, suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
 from muster.local.orders import Orders
+from muster.local.paths import ML
 from muster.run.base import procfs
 from muster.run.child.private_folder import remove_abandoned
 from muster.run.child.rank_shim import descendants
 from muster.types.files import find_program
+from muster.types.values import NamedTuple
 
 MARK = "MUSTER_INSTALL_TARGET"
 LIMIT_S = 5.0  # for a tree to stand still, or to be gone
 POLL_S = 0.005
-IP_LIMIT_S = 5.0
+TOOL_LIMIT_S = 5.0
 NOBODY = "02:00:00:00:00:00"  # an address of the link layer that no host has
 FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
+DISKS = (f"{ML}/model", "/tmp", "/var/tmp")  # of a host: one for what its job saves
 
 
 class ProcessMeans(Means):
     """`supervisor`: pid of the run's host supervisor, which had these `orders`."""
 
     def __init__(self, supervisor: int, orders: Orders) -> None:
+        super().__init__()
         self._supervisor = supervisor
         # host -> an entry of the environment of its `train` that no other host has
         self._marks = {one.name: f"{MARK}={one.environ[MARK]}".encode() for one in orders.hosts}
@@ -174,12 +179,38 @@ class NamespaceMeans(ProcessMeans):
         except NotLandedError:
             pass  # then its kernel takes leave of its peers, as that of a host whose `train` dies
 
+    def fill(self, host: str) -> None:
+        """Each disk is memory of a given size, which is made as small as what it holds."""
+        root, limit_s, why = self._root(Target(host)), time.monotonic() + LIMIT_S, "no reason"
+        for place in DISKS:
+            while (room := _room(root, place)).free > mmap.PAGESIZE:
+                if time.monotonic() > limit_s:
+                    raise NotLandedError(f"{room.free} bytes of {place} stay free: {why}")
+                try:
+                    self._resize(root, place, str(max(mmap.PAGESIZE, room.used)))
+                except NotLandedError as error:  # more may have been written meanwhile
+                    why = str(error)
+                    time.sleep(POLL_S)
+
+    def empty(self, host: str) -> None:
+        root = self._root(Target(host))
+        for place in DISKS:
+            self._resize(root, place, "50%")
+
+    def _resize(self, root: int, place: str, size: str) -> None:
+        self._tool(root, "-m", "mount", "-o", f"remount,size={size}", place)
+
     def _ip(self, root: int, *words: str) -> None:
         """`ip` in the network of a host. Raises NotLandedError with its words."""
-        enter, program = find_program(FOLDERS, "nsenter"), find_program(FOLDERS, "ip")
+        self._tool(root, "-n", "ip", *words)
+
+    def _tool(self, root: int, where: str, name: str, *words: str) -> None:
+        """A program of this machine in one namespace of a host. Raises NotLandedError."""
+        enter, program = find_program(FOLDERS, "nsenter"), find_program(FOLDERS, name)
         if not enter or not program:
-            raise NotLandedError("nsenter and ip are needed (apt-get install util-linux iproute2)")
-        argv = [enter, "-t", str(root), "-n"]
+            packages = "util-linux iproute2"
+            raise NotLandedError(f"nsenter and {name} are needed (apt-get install {packages})")
+        argv = [enter, "-t", str(root), where]
         if _namespace(root, "user") != _namespace(os.getpid(), "user"):
             argv += ["-U", "--preserve-credentials"]
         if not self._is_ours(root):
@@ -190,13 +221,29 @@ class NamespaceMeans(ProcessMeans):
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
                 text=True,
-                timeout=IP_LIMIT_S,
+                timeout=TOOL_LIMIT_S,
                 check=False,
             )
         except (OSError, subprocess.TimeoutExpired) as error:
-            raise NotLandedError(f"ip {' '.join(words)}: {error}") from None
+            raise NotLandedError(f"{name} {' '.join(words)}: {error}") from None
         if done.returncode:
-            raise NotLandedError(f"ip {' '.join(words)}: {done.stderr.strip()}")
+            raise NotLandedError(f"{name} {' '.join(words)}: {done.stderr.strip()}")
+
+
+class _Room(NamedTuple):
+    """Bytes of a file system."""
+
+    used: int
+    free: int
+
+
+def _room(root: int, place: str) -> _Room:
+    """Of what the host has there. Raises NotLandedError."""
+    try:
+        found = os.statvfs(f"/proc/{root}/root{place}")
+    except OSError as error:
+        raise NotLandedError(f"{place} cannot be read: {error.strerror}") from None
+    return _Room((found.f_blocks - found.f_bfree) * found.f_frsize, found.f_bfree * found.f_frsize)
 
 
 def _has_ended(fd: int, limit_s: float) -> bool:

@@ -8,7 +8,9 @@ from muster.arguments import UsageError
 from muster.types.names import TYPED, did_you_mean
 from muster.types.values import NamedTuple
 
-KILL, FREEZE, SLOW, CUT, STOP, RANDOM = KINDS = ("kill", "freeze", "slow", "cut", "stop", "random")
+KINDS = ("kill", "freeze", "slow", "cut", "disk", "stop", "random")
+KILL, FREEZE, SLOW, CUT, DISK, STOP, RANDOM = KINDS
+LASTING = (FREEZE, SLOW, CUT, DISK)
 _PARTS = re.compile(r"([^:@+]*)(?::([^@+]*))?(?:@([^+]*))?(?:\+(.*))?", re.DOTALL)
 _SECONDS = re.compile(r"([0-9]{1,6}(?:\.[0-9]{1,3})?)(ms|s)")
 _WHOLE = re.compile(r"[0-9]{1,9}")
@@ -17,13 +19,10 @@ EXAMPLES = {
     FREEZE: "freeze:rank=1@5s+5s or freeze:host=algo-2@5s",
     SLOW: "slow:rank=3:50% or slow:rank=3:50%@5s+10s",
     CUT: "cut:algo-1/algo-2@5s+5s",
+    DISK: "disk:algo-2@10s or disk:algo-2@step=40+5s",
     STOP: "stop@30s",
     RANDOM: "random:seed=7",
 }
-NO_DISK = (
-    "disk is no fault that can be done truly: hosts of a run share this machine's disk, and filling"
-    " it would fill yours"
-)
 
 
 class Fault(NamedTuple):
@@ -50,13 +49,16 @@ class Fault(NamedTuple):
         """As the command line has it."""
         return f"{self.at_s:g}s" if self.at_step is None else f"step={self.at_step}"
 
+    @property
+    def disks(self) -> tuple[str, ...]:
+        """Hosts that need a disk of their own for it."""
+        return self.hosts if self.kind == DISK else ()
+
 
 def parse_fault(text: str) -> Fault:
     """The fault of one `--fault`. Raises UsageError with what may stand there."""
     match = _PARTS.fullmatch(text)
     kind, target, when, lasts = match.groups() if match else (text, None, None, None)
-    if kind == "disk":
-        raise UsageError(f"--fault {text}: {NO_DISK}", f"faults are {', '.join(KINDS)}")
     if kind not in EXAMPLES:
         guess = did_you_mean(kind, KINDS, likeness=TYPED)
         raise UsageError(
@@ -67,7 +69,7 @@ def parse_fault(text: str) -> Fault:
     if when is not None:
         fault = _timed(fault, when)
     if lasts is not None:
-        if kind not in (FREEZE, SLOW, CUT):
+        if kind not in LASTING:
             raise _wrong(fault, f"{kind} does not last: +{lasts} cannot follow")
         fault = fault._replace(lasts_s=_seconds(fault, lasts))
     return fault
@@ -96,6 +98,11 @@ def _aimed(fault: Fault, target: str | None) -> Fault:
         if len(names) != 2 or names[0] == names[1]:
             raise _wrong(fault, f"expected two hosts, HOST/HOST, got {target!r}")
         return fault._replace(hosts=names)
+    if kind == DISK:
+        name = target.removeprefix("host=")
+        if not name or "=" in name:
+            raise _wrong(fault, f"a disk is a host's: expected its name, got {target!r}")
+        return fault._replace(hosts=(name,))
     if kind == SLOW:
         target, _, share = target.rpartition(":")
         number = share.removesuffix("%")

@@ -120,7 +120,8 @@ def as_text(answer: Mapping[str, Any]) -> str:
 
 
 _WHY = {
-    "none": "no agent in it (another program than Python, or `python -I` or `-S`)",
+    "none": "no agent in it (another program than Python, `python -I` or `-S`, or its script has "
+    "closed descriptors that it did not open)",
     "silent": "its agent did not answer",
 }
 

@@ -306,6 +306,8 @@ def ask(folder: str, request: Inquiry, limit_s: float = 2 * REQUEST_S) -> dict[s
             if not piece:
                 break
             data += piece
+    if not data:
+        raise ConnectionError("the connection ended before the answer")
     answer = json.loads(data)
     if not isinstance(answer, dict):
         raise ValueError("an answer that is none")

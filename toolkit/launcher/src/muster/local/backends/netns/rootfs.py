@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable
 from contextlib import suppress
 
-from muster.local.backends.netns import kernel
+from muster.local.backends.netns import disk, kernel
 from muster.local.caches import Caches
 from muster.local.orders import HostOrder, Orders
 from muster.local.paths import CHECKPOINTS, HOME, ML, TEMPORARY, is_below, outermost
@@ -60,7 +60,8 @@ def enter(orders: Orders, order: HostOrder) -> None:
         _reachable_resolvers()
     kernel.detach(OLD)
     os.rmdir(OLD)
-    _make_read_only((*TEMPORARY, ML, data, CHECKPOINTS, *orders.writable, *writable))
+    own = [f"{ML}/{name}" for name in disk.FOLDERS]
+    _make_read_only((*TEMPORARY, ML, data, CHECKPOINTS, *own, *orders.writable, *writable))
 
 
 def _bind_caches(caches: Caches) -> list[str]:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from muster.local import supervisor
 from muster.local.backends.netns import kernel, network, rootfs
+from muster.local.backends.netns.disk import Disk
 from muster.local.orders import HostOrder, Orders
 
 if TYPE_CHECKING:
@@ -70,11 +71,19 @@ def _keep(orders: Orders, up: int, go: int, helper: socket | None) -> int:
             return 1
         kernel.mount("none", "/", flags=kernel.MS_REC | kernel.MS_PRIVATE)
         kernel.mount("proc", "/proc", "proc", kernel.MS_NOSUID | kernel.MS_NODEV)
+        disks = {order.name: Disk(order.base) for order in orders.hosts if order.disk}
         hosts = _start_hosts(orders, up, helper)
     except OSError as error:
         supervisor.report(up, "error", f"{error.filename or 'namespaces'}: {error.strerror}")
         return 1
-    return supervisor.hold(orders, up, hosts)
+    code = supervisor.hold(orders, up, hosts)
+    for name, disk in disks.items():
+        try:
+            disk.keep()
+        except OSError as error:  # shutil's has a list in place of these
+            why = error.strerror or error
+            supervisor.report(up, "note", f"not all of what {name} saved could be kept: {why}")
+    return code
 
 
 def _start_hosts(orders: Orders, up: int, helper: socket | None) -> dict[int, int]:
