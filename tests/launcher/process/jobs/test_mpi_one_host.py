@@ -22,7 +22,7 @@ from tests.launcher.support.local.unprivileged import (
 )
 from tests.support.hosts import address
 from tests.support.mpi import BEGIN, MakeMpi, MpiCluster, OpenMpi, wait_ranks
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 TELLS = (
@@ -44,7 +44,8 @@ def facts(result: Result) -> list[dict[str, object]]:
     return sorted(told, key=lambda one: one["mpi"][0])
 
 
-@pytest.mark.parametrize("processes", [1, 2, 16])
+# the last are more than there are processors, on small machines
+@pytest.mark.parametrize("processes", [1, 2, min(16, 2 * (os.cpu_count() or 8) + 1)])
 def test_ranks_find_each_other_and_their_names(mpi: MakeMpi, processes: int) -> None:
     job = mpi(TELLS, hosts=1, processes_per_host=processes)
     result = job.run(60)[HOST]
@@ -141,14 +142,13 @@ def test_an_mpirun_that_is_none_is_refused_before_anything_runs(
     assert result.out == ""
 
 
-@pytest.mark.clock
 @with_one_version
 def test_an_mpirun_that_does_not_answer_is_given_up_in_time(mpi: MakeMpi) -> None:
     job = mpi("print('ran')\n", hosts=1)
     stand_in(job, "#!/bin/sh\nexec sleep 600\n")
     began = time.monotonic()
     result = job.run(30)[HOST]
-    assert 8 < time.monotonic() - began < 16
+    assert 8 < time.monotonic() - began < within(20)
     assert result.code == 100
     assert "has none" in result.first_line
 

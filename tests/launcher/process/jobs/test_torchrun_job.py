@@ -21,8 +21,12 @@ SLOW_ENOUGH = {"MUSTER_START_S": "60"}
 def test_ranks_of_two_hosts_reduce_together_and_the_first_that_fails_is_named_and_no_victim(
     cluster: Make,
 ) -> None:
+    """What a group of `muster` did before, in the same ranks, lies in the record of each host."""
     script = (
-        "import os, torch, torch.distributed as dist\n"
+        "import os, torch, torch.distributed as dist, muster_collectives.torch\n"
+        "dist.init_process_group('muster')\n"
+        "dist.all_reduce(torch.ones(4))\n"
+        "dist.destroy_process_group()\n"
         "dist.init_process_group('gloo')\n"
         "t = torch.tensor([float(dist.get_rank() + 1)])\n"
         "dist.all_reduce(t)\n"
@@ -31,7 +35,9 @@ def test_ranks_of_two_hosts_reduce_together_and_the_first_that_fails_is_named_an
         "if dist.get_rank() == 1:\n    raise ValueError('bad batch')\n"
         "dist.all_reduce(t)\n"
     )
-    results = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH).run(limit_s=90)
+    job = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH)
+    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
+    results = job.run(limit_s=90)
     assert [r.out for r in results.values()] == [f"{rank} 2 3.0 0 None\n" for rank in (0, 1)]
     assert len(ends := {(r.first_line, r.code) for r in results.values()}) == 1
     # gloo's threads sometimes abort a process that is on its way out
@@ -39,6 +45,11 @@ def test_ranks_of_two_hosts_reduce_together_and_the_first_that_fails_is_named_an
         ("UserScriptError: ValueError: bad batch (algo-2 rank 1, exit code 1)", 1),
         ("UserScriptError: ValueError: bad batch [SIGABRT] (algo-2 rank 1, exit code 134)", 134),
     }
+    for rank, name in enumerate(job.names):
+        (file,) = (job.folder / "run" / name / "collectives").glob("collectives-*.json")
+        summary = json.loads(file.read_text())
+        assert summary["global_ranks"][summary["rank"]] == rank
+        assert waits_in(str(file.parent), 0.0) == {rank: summary["wait_s"]}
 
 
 @pytest.mark.promise("F12")
@@ -71,20 +82,3 @@ def test_a_stop_reaches_every_rank_and_gives_the_whole_grace(cluster: Make) -> N
     results = job.wait(15)
     assert {(r.code, r.failure) for r in results.values()} == {(143, "")}
     assert [r.out.count("saved") for r in results.values()] == [2, 2]
-
-
-def test_what_collectives_did_lies_in_the_record_of_each_host(cluster: Make) -> None:
-    script = (
-        "import torch, torch.distributed as dist, muster_collectives.torch\n"
-        "dist.init_process_group('muster')\n"
-        "dist.all_reduce(torch.ones(4))\n"
-        "dist.destroy_process_group()\n"
-    )
-    job = cluster(script, hyperparameters=TORCHRUN, environ=SLOW_ENOUGH)
-    job.environ["MUSTER_RUN_DIR"] = str(job.folder / "run")
-    assert {result.code for result in job.run(limit_s=90).values()} == {0}
-    for rank, name in enumerate(job.names):
-        (file,) = (job.folder / "run" / name / "collectives").glob("collectives-*.json")
-        summary = json.loads(file.read_text())
-        assert summary["global_ranks"][summary["rank"]] == rank
-        assert waits_in(str(file.parent), 0.0) == {rank: summary["wait_s"]}

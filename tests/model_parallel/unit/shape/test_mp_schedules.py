@@ -66,12 +66,15 @@ def test_gpipe_of_uneven_stages_takes_all_once_and_the_slowest_again(
 
 @given(RANKS, MICROBATCHES, st.integers(1, 12))
 def test_a_stage_keeps_as_many_microbatches_as_the_schedule_says(p: int, m: int, cap: int) -> None:
-    for stage in range(p):
-        assert gpipe(p, m).peak_live(stage) == m
-        assert gpipe(p, m, cap).peak_live(stage) == min(m, cap)
-        assert one_f_one_b(p, m).peak_live(stage) == min(m, p - stage)
-        assert one_f_one_b(p, m, cap).peak_live(stage) == min(m, p - stage, cap)
-        assert forward_only(p, m).peak_live(stage) == 0
+    stages = range(p)
+    for schedule, live in (
+        (gpipe(p, m), [m] * p),
+        (gpipe(p, m, cap), [min(m, cap)] * p),
+        (one_f_one_b(p, m), [min(m, p - stage) for stage in stages]),
+        (one_f_one_b(p, m, cap), [min(m, p - stage, cap) for stage in stages]),
+        (forward_only(p, m), [0] * p),
+    ):
+        assert [schedule.peak_live(stage) for stage in stages] == live
 
 
 @given(st.lists(st.tuples(SECONDS, SECONDS), min_size=1, max_size=6), MICROBATCHES)
