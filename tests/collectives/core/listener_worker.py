@@ -269,7 +269,17 @@ def listeners() -> list[tuple[str, int]]:
 
 PLAYS: dict[str, Callable[[Meeting, int], dict[str, Any]]] = {
     each.__name__: each
-    for each in (leaves, comes_late, listens, forks, children_hold, children_stay, filled_once, reports, storms)
+    for each in (
+        leaves,
+        comes_late,
+        listens,
+        forks,
+        children_hold,
+        children_stay,
+        filled_once,
+        reports,
+        storms,
+    )
 }
 
 if __name__ == "__main__":
