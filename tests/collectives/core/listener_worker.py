@@ -7,6 +7,7 @@ import resource
 import signal
 import socket
 import sys
+import threading
 import time
 from array import array
 from collections.abc import Callable
@@ -16,11 +17,14 @@ from typing import Any
 from unittest import mock
 
 from muster_collectives.binding import library
+from muster_collectives.bootstrap.addresses import listen, open_endpoint
 from muster_collectives.core import Communicator
+from muster_collectives.runtime.settings import read as read_settings
 from tests.collectives.faults.fault_worker import LONG_S, described, raised
 from tests.collectives.support.meeting import Meeting
 from tests.support.waiting import wait_until
 
+FORKS = 200
 SLOW_S = 3.0  # longer than a port that is closed is tried at
 
 
@@ -83,9 +87,9 @@ def forks(meeting: Meeting, victim: int) -> dict[str, Any]:
     summed(world)
     pid = os.fork()
     if not pid:
-        before = listening()
+        before = listening()  # its parent's death shall be seen whatever it does
         with meeting.world("children") as children:
-            found = summed(children) == 3.0 and (before, listening()) == (1, 1)
+            found = summed(children) == 3.0 and (before, listening()) == (0, 1)
         os._exit(0 if found and listening() == 0 else 1)
     found = summed(world)
     _, status = os.waitpid(pid, 0)
@@ -173,6 +177,59 @@ def filled_once(meeting: Meeting, victim: int) -> dict[str, Any]:
     return {"sums": found}
 
 
+def reports(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """The victim's listener hears an abort and stands still (MC_FAULT) as it writes it down for its
+    node. What it takes meanwhile to make room for another group, and how the aborted one ends."""
+    part = meeting.world("part")
+    meeting.meet("made", range(meeting.size))
+    if meeting.rank != victim:
+        part.abort()
+        words: dict[str, Any] = {}
+    else:
+        settings = read_settings(os.environ)
+        began, took = time.monotonic(), 0.0
+        while time.monotonic() < began + 3 * SLOW_S:
+            time.sleep(0.01)
+            asked = time.monotonic()
+            place = open_endpoint(settings, os.environ)
+            library.load(settings.core).mc_endpoint_close(place.endpoint)
+            took = max(took, time.monotonic() - asked)
+        words = {"took_s": took}
+    words |= described(raised(lambda: summed(part)))
+    part.close()
+    return words
+
+
+def storms(meeting: Meeting, victim: int) -> dict[str, Any]:
+    """This rank forks while two threads open and close listeners. Each child lets go of them and
+    has one of its own."""
+    core = library.load()
+    is_over = threading.Event()
+
+    def opens(host: str) -> None:
+        number, _ = library.open_endpoint(core, (host,), lambda: listen((host,), 4))
+        core.mc_endpoint_close(number)
+
+    def opens_on(host: str) -> None:
+        while not is_over.is_set():
+            opens(host)
+
+    threads = [threading.Thread(target=opens_on, args=(f"127.0.0.{n}",)) for n in (2, 3)]
+    for thread in threads:
+        thread.start()
+    codes = []
+    for _ in range(FORKS):
+        pid = os.fork()
+        if not pid:
+            opens("127.0.0.2")
+            os._exit(0)
+        codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+    is_over.set()
+    for thread in threads:
+        thread.join()
+    return {"codes": codes, "left": listening()}
+
+
 def summed(comm: Communicator) -> float:
     """Of all ranks, each of which gives its own and one."""
     total = array("d", [comm.rank + 1.0])
@@ -212,7 +269,17 @@ def listeners() -> list[tuple[str, int]]:
 
 PLAYS: dict[str, Callable[[Meeting, int], dict[str, Any]]] = {
     each.__name__: each
-    for each in (leaves, comes_late, listens, forks, children_hold, children_stay, filled_once)
+    for each in (
+        leaves,
+        comes_late,
+        listens,
+        forks,
+        children_hold,
+        children_stay,
+        filled_once,
+        reports,
+        storms,
+    )
 }
 
 if __name__ == "__main__":

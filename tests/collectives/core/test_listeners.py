@@ -42,6 +42,11 @@ def test_a_forked_child_makes_groups_of_its_own_and_keeps_no_port_of_its_parent_
         assert (said["sum"], said["child"]) == (6.0, 0), said
 
 
+def test_a_rank_may_fork_while_its_threads_open_and_close_listeners() -> None:
+    for said in played("storms"):
+        assert (set(said["codes"]), said["left"]) == ({0}, 0), said
+
+
 def test_who_connects_is_let_go_of_though_a_forked_child_has_a_copy() -> None:
     """It would be looked at without end, and would wait without end for a word."""
     first, second = played("children_hold")

@@ -144,6 +144,15 @@ def test_a_reader_that_stands_still_gets_the_copy_and_what_comes_then(core: Path
     assert said["kind"] == "CollectiveTimeout", said
 
 
+def test_a_listener_that_waits_to_write_an_abort_holds_up_no_other_group(core: Path) -> None:
+    """As behind a rank of the node that stands still while it writes the same record."""
+    environ = {"COLLECTIVES_CORE": str(core), "MC_FAULT": "error_claimed:1:-3000000"}
+    with job("core.listener_worker", 2, "reports", "0", nodes="ab", environ=environ) as started:
+        said = clean(started.ends())
+    assert [each["kind"] for each in said] == ["AbortedError"] * 2, said
+    assert said[0]["took_s"] < within(1.0), said
+
+
 def test_an_instruction_for_a_point_that_is_not_there_ends_the_rank(ranks: Workshop) -> None:
     found = ranks.play(Case("no_such_point", "barrier", 0, "a"), signal.SIGKILL)
     assert found.codes[0] == -signal.SIGABRT

@@ -93,8 +93,8 @@ def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for
         began = time.monotonic()
         heard = others.submit(Agreement(store, 1, 2, "late", limit_s).vote, "it failed")
         wait_until(lambda: time.monotonic() > began + 2 * limit_s, 5.0)
-        assert Agreement(store, 0, 2, "late", limit_s).vote("") == ("", "it failed")
-        assert heard.result(10.0) == ("", "it failed")
+        assert Agreement(store, 0, 2, "late", limit_s).vote("") == {1: "it failed"}
+        assert heard.result(10.0) == {1: "it failed"}
 
 
 def test_a_store_in_a_file_waits_for_a_late_rank(tmp_path: Path) -> None:

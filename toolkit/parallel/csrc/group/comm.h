@@ -47,6 +47,7 @@ struct mc_error_record { /* a failure of the node, written once */
 struct mc_segment {
   uint32_t magic, locals;
   uint64_t slot_bytes;
+  _Atomic uint32_t attached; /* counted; ranks that wait for others sleep on it */
   _Atomic uint32_t error_state; /* group/failure.c: which of them counts, the first that was written whole */
   struct mc_error_record errors[4];
   _Alignas(64) struct mc_rank_block ranks[]; /* [locals], then the slots */

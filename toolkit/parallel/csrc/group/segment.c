@@ -110,17 +110,19 @@ static int map(struct mc_comm *c, uint64_t bytes) {
   return 0;
 }
 
-/* The state words are futexes of their own: a late rank is slept for, not spun for. */
+/* A late rank is slept for, not spun for. */
 static int await_attached(struct mc_comm *c) {
-  for (uint32_t local = 0; local < c->locals; local++) {
-    _Atomic uint32_t *state = &mc_block(c, local)->state;
-    uint32_t seen;
-    while ((seen = atomic_load(state)) == 0) {
-      uint64_t now = mc_now_ns();
-      if (now >= c->deadline_ns) return ETIMEDOUT;
-      uint64_t left = c->deadline_ns - now;
-      mc_futex_sleep(state, seen, left < 50000000u ? left : 50000000u);
+  _Atomic uint32_t *attached = &c->segment->attached;
+  for (uint32_t local = 0; local < c->locals;) {
+    const uint32_t seen = atomic_load(attached);
+    if (atomic_load(&mc_block(c, local)->state)) {
+      local++;
+      continue;
     }
+    const uint64_t now = mc_now_ns();
+    if (now >= c->deadline_ns) return ETIMEDOUT;
+    const uint64_t left = c->deadline_ns - now;
+    mc_futex_sleep(attached, seen, left < 50000000u ? left : 50000000u);
   }
   return 0;
 }
@@ -143,7 +145,8 @@ int mc_segment_attach(struct mc_comm *c, uint64_t bytes) {
   }
   atomic_store(&mine->state, 1);
   MC_FAULT_POINT(attach_announced);
-  mc_futex_wake(&mine->state);
+  /* Only the last one wakes the others: woken for each, 256 ranks would change places some 30,000 times. */
+  if (atomic_fetch_add(&c->segment->attached, 1) + 1 >= c->locals) mc_futex_wake(&c->segment->attached);
   failed = await_attached(c);
   if (failed) return failed;
   MC_FAULT_POINT(attach_complete);

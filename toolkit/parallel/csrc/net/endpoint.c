@@ -135,6 +135,7 @@ void mc_listener_leave(struct mc_net *n) {
   struct mc_listener *listener;
   if (!n->listener) return;
   pthread_mutex_lock(&n->shared->lock);
+  while (n->listener->reporting == n) pthread_cond_wait(&n->shared->reported, &n->shared->lock);
   struct mc_endpoint *endpoint = find(n->shared, n->endpoint, &listener);
   n->listener = NULL;
   endpoint_end(n->shared, listener, endpoint);

@@ -104,6 +104,18 @@ static bool answer(struct mc_listener *listener, struct mc_pending *p) {
   return !error;
 }
 
+/* Without the lock: it waits for a rank of the node that stands still as it writes, and other groups shall not. */
+static void report_abort(struct mc_listener *listener, const struct mc_net *n, uint32_t by) {
+  struct mc_shared *s = listener->shared;
+  listener->reporting = n;
+  pthread_mutex_unlock(&s->lock);
+  mc_abort_reported(n->c, by);
+  MC_FAULT_POINT(abort_heard);
+  pthread_mutex_lock(&s->lock);
+  listener->reporting = NULL;
+  pthread_cond_broadcast(&s->reported);
+}
+
 /* The proof is there: the socket goes to the channel it asked for, or has said all with its hello. */
 static bool hand_over(struct mc_listener *listener, struct mc_pending *p) {
   const struct mc_endpoint *endpoint = mc_endpoint_of(listener, p->hello.client.endpoint);
@@ -113,10 +125,9 @@ static bool hand_over(struct mc_listener *listener, struct mc_pending *p) {
   mc_hello_proof(n->c, &p->hello, MC_PROVES_CLIENT_FINISHED, proof);
   if (!mc_proves(proof, p->buffer)) return false;
   if (p->hello.client.channel == MC_NET_ABORT) {
-    mc_abort_reported(n->c, p->hello.client.rank);
-    MC_FAULT_POINT(abort_heard);
     mc_hello_proof(n->c, &p->hello, MC_PROVES_ACCEPTED, proof);
-    mc_socket_send(p->fd, proof, sizeof proof);
+    report_abort(listener, n, p->hello.client.rank);
+    if (p->fd >= 0) mc_socket_send(p->fd, proof, sizeof proof);
     return false;
   }
   struct mc_handed *handed = malloc(sizeof *handed);

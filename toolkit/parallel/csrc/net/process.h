@@ -8,8 +8,8 @@
 #define MC_PENDING 256u /* accepted sockets whose hello is under way; the oldest gives way */
 #define MC_WAKERS 16u /* kept for the next sleepers */
 struct mc_shared { /* of the groups of a process: net/shared.c */
-  int pid;
   pthread_mutex_t lock;
+  pthread_cond_t reported; /* a listener's `reporting` has ended */
   struct mc_listener *listeners;
   uint64_t endpoints; /* numbers given so far */
   pthread_mutex_t waker_lock; /* innermost */
@@ -23,6 +23,7 @@ struct mc_listener { /* under the lock of mc_shared */
   uint16_t port;
   pthread_t thread;
   bool has_thread, closing, listening;
+  const struct mc_net *reporting; /* whose group's error record its thread writes, without the lock; it does not end meanwhile */
   _Atomic uint64_t no_fd_ns; /* since when there is no descriptor for who connects, 0: there is */
   uint64_t rest_ns;          /* nobody is accepted before */
   int listen_fd, poll_fd;    /* poll_fd: epoll over the listening socket and the pending ones */

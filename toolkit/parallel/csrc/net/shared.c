@@ -1,5 +1,5 @@
 /* What the groups of a process share, so that a hundred of them cost few descriptors: listeners (net/listener.c), and the
- * eventfds of those loops that sleep. A forked child has a row of its own, and lets go of its parent's listeners: a port
+ * eventfds of those loops that sleep. A forked child has none of it, and lets go of its parent's descriptors at once: a port
  * that it held open would hide its parent's end. */
 #define _GNU_SOURCE
 #include <errno.h>
@@ -8,30 +8,49 @@
 #include <unistd.h>
 #include "net/connection.h"
 
-static _Atomic(struct mc_shared *) shared;
+static struct mc_shared *_Atomic shared;
 
-static void let_go(struct mc_shared *parents) {
+/* A fork waits until no thread writes: a child that saw a descriptor which is just closed, or not there yet, would close
+ * another file of its own under that number. */
+static void before_fork(void) {
+  struct mc_shared *s = atomic_load(&shared);
+  pthread_mutex_lock(&s->lock);
+  pthread_mutex_lock(&s->waker_lock);
+}
+
+static void after_fork(void) {
+  struct mc_shared *s = atomic_load(&shared);
+  pthread_mutex_unlock(&s->waker_lock);
+  pthread_mutex_unlock(&s->lock);
+}
+
+static void init_locks(struct mc_shared *s) {
+  pthread_mutex_init(&s->lock, NULL);
+  pthread_mutex_init(&s->waker_lock, NULL);
+  pthread_cond_init(&s->reported, NULL);
+}
+
+/* The listeners are never freed: groups of the parent, of no use here, point to them. */
+static void in_child(void) {
+  struct mc_shared *parents = atomic_load(&shared);
   for (uint32_t i = 0; i < parents->waker_count; i++) close(parents->wakers[i]);
   for (struct mc_listener *listener = parents->listeners; listener; listener = listener->next) mc_listener_close_sockets(listener);
+  parents->waker_count = parents->nets = 0, parents->listeners = NULL;
+  init_locks(parents);
+}
+
+static void make(void) {
+  struct mc_shared *made = calloc(1, sizeof *made);
+  if (!made) return;
+  init_locks(made);
+  atomic_store(&shared, made);
+  if (pthread_atfork(before_fork, after_fork, in_child) != 0) atomic_store(&shared, NULL), free(made);
 }
 
 struct mc_shared *mc_shared_get(void) {
-  struct mc_shared *seen = atomic_load(&shared);
-  while (!seen || seen->pid != (int)getpid()) {
-    struct mc_shared *mine = calloc(1, sizeof *mine);
-    if (!mine) return NULL;
-    mine->pid = (int)getpid();
-    pthread_mutex_init(&mine->lock, NULL);
-    pthread_mutex_init(&mine->waker_lock, NULL);
-    struct mc_shared *parents = seen;
-    if (!atomic_compare_exchange_strong(&shared, &seen, mine)) {
-      free(mine);
-      continue;
-    }
-    if (parents) let_go(parents); /* its locks may be held by threads that this process does not have: it is never freed */
-    return mine;
-  }
-  return seen;
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, make);
+  return atomic_load(&shared);
 }
 
 static int waker_get(struct mc_shared *s) {

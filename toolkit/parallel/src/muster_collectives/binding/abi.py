@@ -55,14 +55,6 @@ class McTuning(ctypes.Structure):
     )  # fmt: skip
 
 
-class McAddress(ctypes.Structure):
-    """mc_address: where a rank listens."""
-
-    _fields_ = (
-        ("endpoint", u64), ("family", u16), ("port", u16), ("bytes", u8 * 16), ("scope", u32),
-    )  # fmt: skip
-
-
 class McLayout(ctypes.Structure):
     """mc_layout: what a group is made of."""
 

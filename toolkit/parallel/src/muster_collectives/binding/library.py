@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import errno
 import functools
-import ipaddress
 import os
 import socket
 from collections.abc import Callable
@@ -47,7 +46,7 @@ def create(
     """Makes a group of `layout`, whose flight log keeps that many `records`: the code it ended
     with, and 0 with a `handle`."""
     nodes = (ctypes.c_uint32 * layout.size)(*layout.nodes)
-    addresses = (abi.McAddress * layout.size)()
+    addresses = ctypes.create_string_buffer(layout.addresses.packed)
     raw = abi.McLayout(
         abi=abi.ABI, rank=layout.rank, size=layout.size, node_of=ctypes.addressof(nodes),
         segment_fd=layout.segment_fd,
@@ -55,10 +54,6 @@ def create(
         tuning=raw_tuning(layout.tuning), records=records,
     )  # fmt: skip
     raw.key[:] = layout.key
-    for at, address in zip(addresses, layout.addresses, strict=False):
-        packed = ipaddress.ip_address(address.host).packed
-        at.family = socket.AF_INET6 if len(packed) > 4 else socket.AF_INET
-        at.endpoint, at.port, at.bytes[: len(packed)] = address.endpoint, address.port, packed
     place.clear()
     return int(library.mc_create(abi.at(raw), timeout_s, ctypes.byref(handle), place.address))
 

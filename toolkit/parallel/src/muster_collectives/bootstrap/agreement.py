@@ -74,6 +74,7 @@ class Agreement:
         self._deadline = time.monotonic() + timeout_s
         self._taken: set[str] = set()  # numbers of hellos
         self._unproved: dict[int, str] = {}  # by rank: the number, until its next word has come
+        self._to_leave: dict[str, Said] = {}  # with the next words
 
     @property
     def left_s(self) -> float:
@@ -134,13 +135,15 @@ class Agreement:
             self._heard(question)
             raise self._told(answer)
 
-    def vote(self, word: str) -> tuple[str, ...]:
-        """The words of all ranks. Raises as `decide`, after more than the deadline: a rank whose
-        part failed at once votes long before one that has waited."""
-        answer = self.decide(
-            "vote", {"word": word}, lambda said: {"words": [each["word"] for each in said]}, _VOTE_S
-        )
-        return tuple(str(each) for each in answer["words"])
+    def vote(self, word: str) -> dict[int, str]:
+        """By rank, the words of those that had one to say. Raises as `decide`, after more than the
+        deadline: a rank whose part failed at once votes long before one that has waited."""
+
+        def spoke(said: Sequence[Said]) -> Said:
+            return {"words": {rank: each["word"] for rank, each in enumerate(said) if each["word"]}}
+
+        answer = self.decide("vote", {"word": word}, spoke, _VOTE_S)
+        return {int(rank): str(each) for rank, each in answer["words"].items()}
 
     def barrier(self) -> None:
         """All say that they are here; rank 0 alone waits for them. Raises as `decide`."""
@@ -188,8 +191,7 @@ class Agreement:
             raise self._late((0,), f"{what}; this rank cannot: {own}" if own else what)
         if answer.get("generation") != found[mark].get("generation"):
             raise _StartOverError  # rank 0 has been started again meanwhile
-        with suppress(RendezvousError):
-            self._leave({hello: {}})
+        self._to_leave = {hello: {}}
         self.generation = str(answer["generation"])
         return answer
 
@@ -340,8 +342,10 @@ class Agreement:
 
     def _leave(self, words: Mapping[str, Said]) -> None:
         """Raises RendezvousError."""
+        told, self._to_leave = {**self._to_leave, **words}, {}
+        texts = {id(each): json.dumps(each).encode() for each in told.values()}
         try:
-            set_all(self._store, {key: json.dumps(each).encode() for key, each in words.items()})
+            set_all(self._store, {key: texts[id(each)] for key, each in told.items()})
         except (OSError, RuntimeError, ValueError) as error:
             raise self._lost(error) from error
 
@@ -355,11 +359,13 @@ class Agreement:
             found = get_all(self._store, keys, max(LAST_LOOK_S, end - time.monotonic()))
         except (OSError, RuntimeError) as error:
             raise self._lost(error) from error
-        return {key: self._words(data) for key, data in found.items()}
+        # rank 0 reads those of all ranks, most of which say the same
+        words = {data: self._words(data) for data in set(found.values())}
+        return {key: words[data] for key, data in found.items()}
 
     def _words(self, data: bytes) -> Said:
         try:
-            words = json.loads(bytes(data))
+            words = json.loads(data.decode())  # of bytes it would guess how they are encoded
         except ValueError:
             words = None
         if not isinstance(words, dict):

@@ -25,7 +25,7 @@ from muster_collectives.runtime.errors import (
     ResourceError,
     UsageError,
 )
-from muster_collectives.runtime.layout import KEY_BYTES, GroupLayout
+from muster_collectives.runtime.layout import KEY_BYTES, Addresses, GroupLayout
 from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.settings import Settings
 from muster_collectives.runtime.settings import read as read_settings
@@ -217,5 +217,5 @@ def _layout(agreement: Agreement, answer: Said, settings: Settings) -> GroupLayo
     return GroupLayout(
         rank=agreement.rank, size=agreement.size, nodes=place.nodes, shm_method=place.shm_method,
         segment_fd=place.fd, why=place.why,
-        addresses=plan.addresses if between else (), key=key, tuning=plan.tuning,
+        addresses=plan.addresses if between else Addresses(), key=key, tuning=plan.tuning,
     )  # fmt: skip

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import base64
 import functools
 import hmac
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from muster_collectives.runtime.errors import CoreError, SettingsError
-from muster_collectives.runtime.layout import Address, ShmMethod
+from muster_collectives.runtime.layout import Address, Addresses, ShmMethod
 from muster_collectives.runtime.messages import ranks_text
 from muster_collectives.runtime.tuning import Tuning, decode, encode
 
@@ -57,7 +59,7 @@ class GroupPlan:
     """What rank 0 decides from what all ranks say."""
 
     probe_groups: tuple[ProbeGroup, ...]
-    addresses: tuple[Address, ...]
+    addresses: Addresses
     tuning: Tuning
 
     def of(self, rank: int) -> ProbeGroup:
@@ -72,7 +74,7 @@ def plan(infos: Sequence[NodeInfo]) -> GroupPlan:
     one_network = len({(info.boot, info.net_namespace) for info in infos}) == 1
     # the first is the preferred one; a loopback address is of no use to other machines
     hosts = (info.hosts[0] if one_network else info.hosts[-1] for info in infos)
-    addresses = tuple(
+    addresses = Addresses.of(
         Address(host, info.port, info.endpoint) for host, info in zip(hosts, infos, strict=True)
     )
     crowded = any(len(each.members) > min(infos[rank].processors for rank in each.members)
@@ -239,20 +241,27 @@ def encode_plan(plan: GroupPlan) -> dict[str, Any]:
             [each.leader, list(each.members), [shm_method.value for shm_method in each.shm_method]]
             for each in plan.probe_groups
         ],
-        "addresses": [[each.host, each.port, each.endpoint] for each in plan.addresses],
+        "addresses": base64.b64encode(zlib.compress(plan.addresses.packed, 1)).decode(),
         "tuning": encode(plan.tuning),
     }
 
 
 def decode_plan(said: Mapping[str, Any]) -> GroupPlan:
-    return GroupPlan(
-        probe_groups=tuple(
-            ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
-            for leader, members, ways in said["candidates"]
-        ),
-        addresses=tuple(map(Address._make, said["addresses"])),
-        tuning=decode(said["tuning"]),
+    probe_groups = tuple(
+        ProbeGroup(leader, tuple(members), tuple(ShmMethod(shm_method) for shm_method in ways))
+        for leader, members, ways in said["candidates"]
     )
+    addresses = Addresses(_unpacked(said["addresses"]))
+    if len(addresses) != sum(len(each.members) for each in probe_groups):
+        raise ValueError(f"{len(addresses)} addresses are not those of all ranks")
+    return GroupPlan(probe_groups, addresses, decode(said["tuning"]))
+
+
+def _unpacked(text: str) -> bytes:
+    try:
+        return zlib.decompress(base64.b64decode(text))
+    except zlib.error as error:
+        raise ValueError(str(error)) from error
 
 
 def encode_probe_result(proof: ProbeResult) -> dict[str, Any]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import enum
+import ipaddress
+import socket
+import struct
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -10,6 +13,7 @@ from typing import NamedTuple
 from muster_collectives.runtime.tuning import Tuning
 
 KEY_BYTES = 32
+_ADDRESS = struct.Struct("=QHH16s4x")  # mc_address, without a scope
 
 
 class ShmMethod(enum.Enum):
@@ -33,10 +37,36 @@ class Address(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Addresses:
+    """Those of all ranks, as the core takes them: a large group is made without a look at each."""
+
+    packed: bytes = b""
+
+    @classmethod
+    def of(cls, addresses: Iterable[Address]) -> Addresses:
+        """Raises ValueError for a host that is no address."""
+        return cls(b"".join(map(_packed, addresses)))
+
+    def __len__(self) -> int:
+        return len(self.packed) // _ADDRESS.size
+
+    def __getitem__(self, rank: int) -> Address:
+        endpoint, family, port, raw = _ADDRESS.unpack_from(self.packed, rank * _ADDRESS.size)
+        host = socket.inet_ntop(family, raw[: 16 if family == socket.AF_INET6 else 4])
+        return Address(host, port, endpoint)
+
+
+def _packed(address: Address) -> bytes:
+    raw = ipaddress.ip_address(address.host).packed
+    family = socket.AF_INET6 if len(raw) > 4 else socket.AF_INET
+    return _ADDRESS.pack(address.endpoint, family, address.port, raw)
+
+
+@dataclass(frozen=True, slots=True)
 class GroupLayout:
     """A group as one rank sees it. `segment_fd` is the memory of its node, which it has by
     `shm_method`, -1: it is alone there; `why` says in words how each rank is reached;
-    `addresses` [size], empty where no rank needs to reach another by TCP."""
+    `addresses` are empty where no rank needs to reach another by TCP."""
 
     rank: int
     size: int
@@ -44,7 +74,7 @@ class GroupLayout:
     shm_method: ShmMethod
     segment_fd: int
     why: Callable[[], tuple[str, ...]]
-    addresses: tuple[Address, ...]
+    addresses: Addresses
     key: bytes
     tuning: Tuning
 

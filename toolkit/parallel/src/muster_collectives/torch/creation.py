@@ -102,7 +102,7 @@ def make_communicator(store: Any, rank: int, size: int, name: str, timeout_s: fl
         if communicator is not None:
             communicator.close()
         raise
-    if not any(words):
+    if not words:
         assert isinstance(usable, settings.Settings)
         return Made(communicator, agreement.generation, asynchronous=usable.asynchronous)
     if communicator is not None:
@@ -134,9 +134,9 @@ def _tell_once(why: str) -> None:
     _log.warning("%s; CPU tensors go to gloo", why)
 
 
-def _said(what: str, words: tuple[str, ...]) -> str:
-    rank, word = next((number, word) for number, word in enumerate(words) if word)
-    return f"{what}: rank {rank}: {word.splitlines()[0]}"
+def _said(what: str, words: Mapping[int, str]) -> str:
+    rank = min(words)
+    return f"{what}: rank {rank}: {words[rank].splitlines()[0]}"
 
 
 NAMES = ("muster", "smddp")
