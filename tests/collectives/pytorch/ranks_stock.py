@@ -86,15 +86,16 @@ def what_is_split_off_sums_on_processors_too(world: World) -> None:
             whole = dist.group.WORLD
             mine = [0, 1][: world.size] if world.rank < 2 else [2]
             given = whole._get_backend(CUDA).options  # torch's split_group gives NCCL's
-            part = whole.split_group(mine, opts=given, group_name=f"part{number}", group_desc="")
+            name = f"part {number} of {mine}"  # torch's own names differ like this
+            part = whole.split_group(mine, opts=given, group_name=name, group_desc="")
             assert isinstance(part, MusterProcessGroup) and part.size() == len(mine)
-            assert part.group_name == f"part{number}"
+            assert part.group_name == name
             assert isinstance(part._get_backend(CUDA), dist.ProcessGroupGloo)
             ones = torch.ones(2)
             part.allreduce([ones]).wait()
             assert ones.tolist() == [len(mine)] * 2
             part.shutdown()
-            named = {"group_name": f"cuda{number}", "device_types": [CUDA]}
+            named = {"group_name": f"{name} alone", "group_desc": "", "device_types": [CUDA]}
             only = whole.split_group(mine, opts=given, **named)
             assert type(only) is dist.ProcessGroup and only.size() == len(mine)
 

@@ -196,7 +196,10 @@ def make_group(
         inside, theirs = child.get_group_store(), [members[each] for each in ranks]
         limit_s = group_timeout_s(timeout, os.environ)
         label = member_text(child.group_name, theirs)
-        return make_group(inside, child.rank(), child.size(), label, theirs, limit_s, child)
+        part = make_group(inside, child.rank(), child.size(), label, theirs, limit_s, child)
+        part.setGroupName(child.group_name)
+        part.setGroupDesc(child.group_desc)
+        return part
 
     state = GroupState(
         Identity(name, rank, size, tuple(members), made.generation, "torch"),

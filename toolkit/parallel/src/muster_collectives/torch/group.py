@@ -49,7 +49,8 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def __init__(self, state: GroupState, timeout_s: float) -> None:
         super().__init__(state.identity.rank, state.identity.size)
-        self._state, self._stock = state, state.device.direct
+        self._state = state
+        self._stock: Any = state.device.direct
         if state.device.stock is not None:
             self._take(state.device.stock)
         self._rank, self._size = state.identity.rank, state.identity.size

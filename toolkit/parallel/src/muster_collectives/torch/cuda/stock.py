@@ -49,6 +49,8 @@ def _backend(name: str, device: str, options: Any, given: Any, known: Mapping[st
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     if name == dist.Backend.GLOO:
         backend: Any = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
+        backend.options.global_ranks_in_group = options.global_ranks_in_group
+        backend.options.group_name = options.group_id
     elif name == dist.Backend.NCCL and dist.is_nccl_available():
         wanted: Any = dist.ProcessGroupNCCL.Options() if given is None else given
         wanted._timeout = timeout
