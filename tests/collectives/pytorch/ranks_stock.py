@@ -80,26 +80,6 @@ def the_options_of_the_device_path_come_first(world: World) -> None:
         assert isinstance(dist.group.WORLD._get_backend(CUDA), dist.ProcessGroupGloo)
 
 
-def what_is_split_off_sums_on_processors_too(world: World) -> None:
-    for number, spelling in enumerate(SPELLINGS):
-        with made(world, spelling):
-            whole = dist.group.WORLD
-            mine = [0, 1][: world.size] if world.rank < 2 else [2]
-            given = whole._get_backend(CUDA).options  # torch's split_group gives NCCL's
-            name = f"part {number} of {mine}"  # torch's own names differ like this
-            part = whole.split_group(mine, opts=given, group_name=name, group_desc="")
-            assert isinstance(part, MusterProcessGroup) and part.size() == len(mine)
-            assert part.group_name == name
-            assert isinstance(part._get_backend(CUDA), dist.ProcessGroupGloo)
-            ones = torch.ones(2)
-            part.allreduce([ones]).wait()
-            assert ones.tolist() == [len(mine)] * 2
-            part.shutdown()
-            named = {"group_name": f"{name} alone", "group_desc": "", "device_types": [CUDA]}
-            only = whole.split_group(mine, opts=given, **named)
-            assert type(only) is dist.ProcessGroup and only.size() == len(mine)
-
-
 def a_backend_that_torch_lacks_is_an_error_that_names_the_fix(world: World) -> None:
     if dist.is_nccl_available():
         return
@@ -114,7 +94,6 @@ CHECKS = (
     a_device_with_a_backend_of_its_own_has_torchs,
     a_tensor_on_a_device_goes_there_as_it_comes,
     the_options_of_the_device_path_come_first,
-    what_is_split_off_sums_on_processors_too,
     a_backend_that_torch_lacks_is_an_error_that_names_the_fix,
 )
 
