@@ -173,6 +173,41 @@ def a_device_that_is_named_is_the_one_that_is_used(world: World) -> None:
     part = dist.new_group([0])
     dist.all_reduce(total, group=part)
     assert float(total.sum()) == 10.0
+    if device is None:
+        return
+    whole = dist.group.WORLD
+    assert whole.bound_device_id == part.bound_device_id == device
+    split = dist.split_group(whole, [[0]])
+    for group in (whole, part, split):
+        assert isinstance(group._get_backend(device), dist.ProcessGroupNCCL)
+        dist.all_reduce(total, group=group)
+        dist.all_reduce(torch.ones(10), group=group)
+    assert float(total.sum()) == 10.0
+
+
+def cuda_tensors_are_those_of_a_stock_nccl(world: World) -> None:
+    if DEVICE == "cpu":
+        return
+    for backend in ("muster", "cpu:muster,cuda:nccl", "cuda:nccl,cpu:muster"):
+        world.drop()
+        world.start(backend)
+        device = torch.device("cuda", torch.cuda.current_device())
+        nccl = dist.group.WORLD._get_backend(device)
+        assert isinstance(nccl, dist.ProcessGroupNCCL)
+        with dist._coalescing_manager(device=device, async_ops=True) as several:
+            totals = [torch.ones(COUNT, device=DEVICE) for _ in range(3)]
+            for total in totals:
+                dist.all_reduce(total)
+        several.wait()
+        work = dist.all_reduce(totals[0], async_op=True)
+        work.wait()
+        assert type(work).__module__.startswith("torch."), type(work)
+        with torch.cuda.use_mem_pool(torch.cuda.MemPool(nccl.mem_allocator)):
+            pooled = torch.ones(COUNT, device=DEVICE)
+        dist.all_reduce(pooled)
+        assert float(pooled.sum() + totals[0].sum()) == 2.0 * COUNT
+        dist.all_reduce(torch.ones(10))
+        dist.barrier()
 
 
 CHECKS = (
@@ -186,6 +221,7 @@ CHECKS = (
     an_abort_ends_what_runs_and_a_new_group_works,
     groups_are_made_and_destroyed_many_times,
     a_device_that_is_named_is_the_one_that_is_used,
+    cuda_tensors_are_those_of_a_stock_nccl,
 )
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Groups that end, fail and are made again; with ranks_starts.py. No group is made before."""
+"""Groups that end, fail and are made again; with ranks_stock.py. No group is made before."""
 
 from __future__ import annotations
 

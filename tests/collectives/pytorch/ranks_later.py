@@ -1,4 +1,4 @@
-"""A rank fails in a call while others still are in the one before it; with ranks_starts.py.
+"""A rank fails in a call while others still are in the one before it; with ranks_stock.py.
 
 Between nodes who has done its part of a reduce or a broadcast goes on before the others. Whatever
 it then fails with, the call before it ends well on the others or with what holds that call up.

@@ -1,6 +1,5 @@
-"""A backend that has to start in poor places, after ranks_again.py and ranks_later.py in the same
-job; run by test_starts.py. Each check makes its groups itself, in the environment that it is
-about."""
+"""A backend that has to start in poor places; in the job of ranks_stock.py. Each check makes its
+groups itself, in the environment that it is about."""
 
 from __future__ import annotations
 
@@ -16,8 +15,7 @@ from torch import nn
 
 from muster_collectives.runtime.errors import SettingsError
 from muster_collectives.torch import MusterProcessGroup, stats
-from tests.collectives.pytorch import ranks_again, ranks_later
-from tests.collectives.support.torch_ranks import World, main
+from tests.collectives.support.torch_ranks import World
 
 warnings.filterwarnings("ignore")
 AT_ONCE_S = 30.0  # far below the deadline of the job's groups
@@ -100,7 +98,7 @@ def it_starts_between_nodes(world: World) -> None:
 
 
 def it_starts_with_one_rank(world: World) -> None:
-    for backend in ("muster", "smddp", "cpu:muster,cuda:muster"):
+    for backend in ("muster", "smddp", "cpu:muster,cuda:muster", "cpu:muster,cuda:gloo"):
         dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
         verbs_work(1, 0)
         ddp = nn.parallel.DistributedDataParallel(nn.Linear(4, 2))
@@ -153,6 +151,3 @@ CHECKS = (
     a_setting_that_cannot_be_used_is_an_error_on_every_rank,
     an_interface_that_one_host_lacks_is_an_error_on_every_rank,
 )
-
-if __name__ == "__main__":
-    main((*ranks_again.CHECKS, *ranks_later.CHECKS, *CHECKS), start=False)

@@ -23,12 +23,13 @@ pytestmark = [pytest.mark.torch, pytest.mark.timeout(TEST_S)]
 AGAIN = Path(__file__).with_name("ranks_again.py")
 LATER = Path(__file__).with_name("ranks_later.py")
 STARTS = Path(__file__).with_name("ranks_starts.py")
+STOCK = Path(__file__).with_name("ranks_stock.py")
 
 
 @pytest.fixture(scope="module")
 def job(tmp_path_factory: pytest.TempPathFactory) -> Job:
     before = shared_memory()
-    job = run_checks(STARTS, 3, tmp_path_factory.mktemp("starts"))
+    job = run_checks(STOCK, 3, tmp_path_factory.mktemp("starts"))
     # a file of another program that lives for a moment is no leftover of these ranks
     wait_until(
         lambda: not left_in_shared_memory(before), 20, lambda: str(left_in_shared_memory(before))
@@ -48,6 +49,11 @@ def test_a_failure_of_a_later_call_and_those_in_an_earlier_one(job: Job, name: s
 
 @pytest.mark.parametrize("name", names_of(STARTS))
 def test_groups_are_made_in_poor_places(job: Job, name: str) -> None:
+    job.require(name)
+
+
+@pytest.mark.parametrize("name", names_of(STOCK))
+def test_other_devices_are_left_to_torch(job: Job, name: str) -> None:
     job.require(name)
 
 

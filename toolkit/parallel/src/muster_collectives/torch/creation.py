@@ -11,6 +11,7 @@ import functools
 import hashlib
 import logging
 import os
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -31,6 +32,7 @@ from muster_collectives.runtime.errors import (
 )
 from muster_collectives.runtime.summary import Identity
 from muster_collectives.torch.cuda.settings import read_settings as read_device_settings
+from muster_collectives.torch.cuda.stock import stock_group
 from muster_collectives.torch.group import MusterProcessGroup
 from muster_collectives.torch.group_state import Device, Fallback, GroupState
 from muster_collectives.torch.store import TorchStore
@@ -151,6 +153,7 @@ def register() -> None:
 
 def create(options: Any, backend_options: Any = None) -> MusterProcessGroup:
     """A group; all its ranks call it together. torch does, with its extended options."""
+    stock = stock_group(sys._getframe(1), NAMES, options, backend_options)
     members = [int(rank) for rank in options.global_ranks_in_group]
     # a name that comes back with other members must not meet those of its earlier life
     text = ",".join(map(str, members)) or f"all {options.group_size}"
@@ -162,13 +165,21 @@ def create(options: Any, backend_options: Any = None) -> MusterProcessGroup:
         member_text(str(options.group_id), members),
         members or list(range(int(options.group_size))),
         group_timeout_s(options.timeout, os.environ),
+        stock,
     )
 
 
 def make_group(
-    store: Any, rank: int, size: int, name: str, members: list[int], timeout_s: float
+    store: Any,
+    rank: int,
+    size: int,
+    name: str,
+    members: list[int],
+    timeout_s: float,
+    stock: Any = None,
 ) -> MusterProcessGroup:
-    """A group of its own store. Raises what `make_communicator` raises."""
+    """A group of its own store; `stock`: torch's, for CUDA tensors. Raises what
+    `make_communicator` raises."""
     made = make_communicator(store, rank, size, name, timeout_s)
     nodes = made.communicator.nodes if made.communicator is not None else (0,) * size
     if made.communicator is not None:
@@ -180,13 +191,24 @@ def make_group(
         inside = dist.PrefixStore("host", below)
         return make_group(inside, rank, size, f"{name}, host sums", members, timeout_s)
 
+    def split(child: Any, ranks: Sequence[int], timeout: timedelta | None) -> MusterProcessGroup:
+        """Of these ranks of ours, over a stock group that was split from ours."""
+        inside, theirs = child.get_group_store(), [members[each] for each in ranks]
+        limit_s = group_timeout_s(timeout, os.environ)
+        label = member_text(child.group_name, theirs)
+        part = make_group(inside, child.rank(), child.size(), label, theirs, limit_s, child)
+        part.setGroupName(child.group_name)
+        part.setGroupDesc(child.group_desc)
+        return part
+
     state = GroupState(
         Identity(name, rank, size, tuple(members), made.generation, "torch"),
         made.communicator,
         made.why,
         OpQueue(name, is_eager(nodes, rank, made.asynchronous), made.communicator),
         Fallback(dist.PrefixStore("gloo", below), rank, size, timeout_s),
-        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group),
+        Device(dist.PrefixStore("device", below), rank, nodes, timeout_s, host_group, stock),
+        split,
     )
     if made.communicator is None:
         _ = state.fallback.group  # now, while all ranks are here

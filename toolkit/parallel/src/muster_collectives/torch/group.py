@@ -1,7 +1,8 @@
 """The process group: every verb of c10d, by the device of its tensors.
 
 CPU tensors go to the core; what it does not do (sparse tensors, sums of types that it has no sums
-for, PREMUL_SUM) goes to gloo and is counted. CUDA tensors go to the device path over NCCL.
+for, PREMUL_SUM) goes to gloo and is counted. CUDA tensors go, as they come, to the stock group, or
+to the device path where its options ask for that.
 """
 
 from __future__ import annotations
@@ -49,6 +50,9 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     def __init__(self, state: GroupState, timeout_s: float) -> None:
         super().__init__(state.identity.rank, state.identity.size)
         self._state = state
+        self._stock: Any = state.device.direct
+        if state.device.stock is not None:
+            self._take(state.device.stock)
         self._rank, self._size = state.identity.rank, state.identity.size
         self._group_name, self._group_description = "", "undefined"
         self._timeout_s = timeout_s
@@ -61,6 +65,16 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._transfers: Any = state.transfers
         self._finalizer = weakref.finalize(self, state.end)
 
+    def _take(self, stock: Any) -> None:
+        """What is registered there is here too, for those who ask for a device's backend."""
+        self.get_group_store = stock.get_group_store
+        if stock.bound_device_id is not None:
+            self.bound_device_id = stock.bound_device_id
+        for device in stock._device_types:
+            backend = stock._get_backend(device)
+            kind = dist.Backend.backend_type_map[backend.name()]
+            self._register_backend(device, kind, backend)
+
     # --- what c10d asks of a group
 
     def getGroupName(self) -> str:  # noqa: N802
@@ -68,12 +82,16 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     def setGroupName(self, name: str) -> None:  # noqa: N802
         self._group_name = name
+        if self._state.device.stock is not None:
+            self._state.device.stock._set_group_name(name)
 
     def getGroupDesc(self) -> str:  # noqa: N802
         return self._group_description
 
     def setGroupDesc(self, text: str) -> None:  # noqa: N802
         self._group_description = text
+        if self._state.device.stock is not None:
+            self._state.device.stock._set_group_desc(text)
 
     def rank(self) -> int:
         return self._rank
@@ -88,12 +106,37 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     @property
     def _device_types(self) -> list[torch.device]:
-        cpu = torch.device("cpu")
+        cpu, stock = torch.device("cpu"), self._state.device.stock
+        if stock is not None:
+            return [cpu, *stock._device_types]
         return [cpu, torch.device("cuda")] if torch.cuda.is_available() else [cpu]
 
-    def _get_backend(self, device: torch.device) -> MusterProcessGroup:
-        """A Python group has no backends by device: it is its own."""
-        return self
+    def _get_backend(self, device: torch.device) -> Any:
+        """The stock one of a device that has it. Else the group is its own, as it is Python."""
+        if self._state.device.stock is None or device.type == "cpu":
+            return self
+        return super()._get_backend(device)
+
+    def split_group(
+        self,
+        new_ranks: Sequence[int],
+        timeout: timedelta | None = None,
+        opts: Any = None,
+        group_name: str | None = None,
+        group_desc: str | None = None,
+        device_types: Any = None,
+    ) -> Any:
+        """A group of these of our ranks, whose part for devices is split from ours; None on other
+        ranks. Raises RuntimeError where there is no such part."""
+        stock = self._state.device.stock
+        if stock is None:
+            raise RuntimeError("only a group with NCCL can be split: use new_group")
+        devices = list(stock._device_types if device_types is None else device_types)
+        kept = [device for device in devices if device.type != "cpu"]
+        child = stock.split_group(new_ranks, timeout, opts, group_name, group_desc, kept)
+        if child is None or (device_types is not None and kept == devices):
+            return child
+        return self._state.split(child, new_ranks, timeout)
 
     def supports_tensor_alloc(self, device: torch.device) -> bool:
         return False
@@ -181,6 +224,9 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> Any:
         """Any verb on any device. `is_explicit`: called by a function of torch.distributed, so that
         the program may do anything between an asynchronous call and its wait."""
+        if self._stock is not None and _is_on_device(args, named):
+            self._state.device.calls[verb.name] += 1
+            return verb.method_of(self._stock)(*args, **named)
         arguments = canonical(verb, args, named)
         device = self._device_of(verb, arguments.tensors)
         if device == "cuda":
@@ -264,11 +310,19 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
     # --- several at once
 
     def _start_coalescing(self, device: Any = None) -> None:
-        self._together = []
+        if self._is_stocks(device):
+            self._stock._start_coalescing(device)
+        else:
+            self._together = []
 
     def _end_coalescing(self, device: Any = None) -> Any:
+        if self._is_stocks(device):
+            return self._stock._end_coalescing(device)
         works, self._together = self._together or [], None
         return CoalescedWork(works)
+
+    def _is_stocks(self, device: Any) -> bool:
+        return self._stock is not None and device is not None and device.type != "cpu"
 
     def monitored_barrier(
         self, timeout: timedelta | None = None, wait_all_ranks: bool = False
@@ -297,6 +351,15 @@ def _devices(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _devices(each)
+
+
+def _is_on_device(args: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    """Whether the first tensor is on a device, or a barrier names one."""
+    for value in (*args, *named.values()):
+        kind = next(_devices(value), "") or getattr(getattr(value, "device", None), "type", "")
+        if kind:
+            return kind != "cpu"
+    return False
 
 
 def _is_from_c10d() -> bool:

@@ -25,6 +25,7 @@ from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.errors import AbortedError, ClosedError, CollectiveError
 from muster_collectives.runtime.summary import FOLDER, GroupStats, Identity, Summary
 from muster_collectives.runtime.types import Code
+from muster_collectives.torch.cuda.settings import read_settings
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.verbs import Arguments, C10dVerb
 from muster_collectives.torch.works.op_queue import OpQueue
@@ -85,7 +86,8 @@ class Fallback:
 
 class Device:
     """Runs calls of CUDA tensors over NCCL. `calls` counts by verb what went there;
-    `host_group` makes the group that sums in host memory, where that is asked for."""
+    `host_group` makes the group that sums in host memory, where that is asked for. `stock`: torch's
+    own group for CUDA tensors, where there is one; `direct` the same where it makes every call."""
 
     def __init__(
         self,
@@ -94,7 +96,10 @@ class Device:
         nodes: Sequence[int],
         timeout_s: float,
         host_group: Callable[[], Any],
+        stock: Any = None,
     ) -> None:
+        self.stock = stock
+        self.direct = None if read_settings(os.environ).composes else stock
         self.calls: Counter[str] = Counter()
         self._store, self._rank, self._nodes = store, rank, tuple(nodes)
         self._timeout_s = timeout_s
@@ -108,14 +113,20 @@ class Device:
         """The DevicePath; collective at its first use."""
         with self._making:
             if self._path is None:
-                from muster_collectives.torch.cuda.groups import make_groups, nccl, plan_layout
+                from muster_collectives.torch.cuda import groups as inner
                 from muster_collectives.torch.cuda.path import DevicePath
-                from muster_collectives.torch.cuda.settings import read_settings
                 from muster_collectives.torch.cuda.streams import GroupSum
 
                 settings = read_settings(os.environ, self._timeout_s)
-                layout = plan_layout(self._rank, self._nodes)
-                groups = make_groups(self._store, layout, nccl(self._timeout_s))
+                layout = inner.plan_layout(self._rank, self._nodes)
+                cuda, world = torch.device("cuda"), None
+                if self.stock is not None:
+                    world = self.stock._get_backend(cuda)
+                if self.direct is not None:
+                    groups = inner.InnerGroups(layout, world)
+                else:
+                    make = inner.nccl(self._timeout_s)
+                    groups = inner.make_groups(self._store, layout, make, world)
                 if settings.all_reduce == "host":
                     self._host = GroupSum(self._host_group)
                 self._path = DevicePath(groups, settings, self._host)
@@ -137,7 +148,7 @@ class Device:
         """What waits, on any thread, for the caller's stream; None where no GPU was used. A barrier
         comes after that, as NCCL's does, and not after works that nobody has waited for: their
         peers may come to them only after the barrier. Ranks without device calls need none."""
-        if self._path is None or not torch.cuda.is_available():
+        if not self.calls or not torch.cuda.is_available():
             return None
         return torch.cuda.current_stream().synchronize  # type: ignore[no-any-return]
 
@@ -158,11 +169,12 @@ class Device:
             _end(group, "shutdown")
 
     def _groups(self) -> list[Any]:
-        if self._path is None:
-            return []
-        groups = self._path.groups
         host = None if self._host is None else self._host.group
-        found = (groups.world, groups.intra, groups.inter, host)
+        found = [self.stock, host]
+        if self._path is not None:
+            groups = self._path.groups
+            found += [groups.intra, groups.inter]
+            found += [groups.world] if self.stock is None else []
         return [each for each in found if each is not None]
 
 
@@ -173,7 +185,8 @@ def _end(group: Any, how: str) -> None:
 
 @dataclass
 class GroupState:
-    """What a process group holds until it is destroyed."""
+    """What a process group holds until it is destroyed. `split` makes a group of some of its ranks
+    around a stock one."""
 
     identity: Identity
     communicator: Communicator | None
@@ -181,6 +194,7 @@ class GroupState:
     op_queue: OpQueue
     fallback: Fallback
     device: Device
+    split: Callable[..., Any]
     pid: int = field(default_factory=os.getpid)
     _aborted: bool = False
 

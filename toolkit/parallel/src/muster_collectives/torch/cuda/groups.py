@@ -126,9 +126,13 @@ class InnerGroups:
     inter: Group | None = None
 
 
-def make_groups(store: Any, layout: NodeLayout, make: Make) -> InnerGroups:
-    """Collective: all ranks call it with the same store and layouts of the same nodes."""
-    world = make(dist.PrefixStore("world", store), layout.rank, layout.size)
+def make_groups(
+    store: Any, layout: NodeLayout, make: Make, world: Group | None = None
+) -> InnerGroups:
+    """Collective: all ranks call it with the same store and layouts of the same nodes. `world`: the
+    one that is there already."""
+    if world is None:
+        world = make(dist.PrefixStore("world", store), layout.rank, layout.size)
     if not layout.two_level:
         return InnerGroups(layout, world)
     node, rail = f"node{layout.node}", f"rail{layout.local}"

@@ -50,6 +50,12 @@ class DeviceSettings:
     segment_bytes: int = 32 * _MIB
     timeout_s: float = 1800.0
 
+    @property
+    def composes(self) -> bool:
+        """Whether anything is asked for that the world group does not do."""
+        ways = self.all_reduce, self.all_gather, self.reduce_scatter
+        return set(ways) != {"world"} or self.wire != "same"
+
     def __post_init__(self) -> None:
         for name, known in (*_WAYS.items(), ("wire", exchange.NAMES)):
             if getattr(self, name) not in known:

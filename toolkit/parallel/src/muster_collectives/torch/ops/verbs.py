@@ -48,12 +48,16 @@ class C10dVerb:
     def name(self) -> str:
         return self.spellings[0]
 
+    def method_of(self, inner: Any) -> Any:
+        """This verb of another group, by the name that it has there; None where it has none."""
+        found = (getattr(inner, spelling, None) for spelling in self.spellings)
+        return next((method for method in found if method is not None), None)
+
     def call_on(self, inner: Any, arguments: Arguments) -> Any:
-        """The same call on another group, by the name that it has there."""
-        for spelling in self.spellings:
-            method = getattr(inner, spelling, None)
-            if method is not None:
-                return method(*arguments.tensors, arguments.options)
+        """The same call on another group."""
+        method = self.method_of(inner)
+        if method is not None:
+            return method(*arguments.tensors, arguments.options)
         for spelling in _SINGLES.get(self.name, ()):
             method = getattr(inner, spelling, None)
             if method is not None:
