@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -25,7 +25,9 @@ from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
 from muster_modelparallel.model.walk import graph_of
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import Modes
-from muster_modelparallel.wrap.shard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _MOST = 16  # kinds of calls that are remembered
 
