@@ -94,15 +94,10 @@ def modes_around_a_step_hold_in_it_and_no_longer() -> None:
                 found = evaluate(model, x).stack()
             wanted = torch.stack([whole(one) for one in x.chunk(MICROBATCHES)])
             torch.testing.assert_close(found, wanted.detach())
-        with torch.autocast("cpu", torch.bfloat16):
-            train(model, x)
-            train_loss(whole, x)
     x = torch.randn(8, WIDTH)
     ran_here(train, model, x)
     train_loss(whole, x)
-    wanted = dict(whole.named_parameters())
-    for name, one in model.local_named_parameters():  # bfloat16 is among the summands
-        torch.testing.assert_close(one.grad, wanted[name].grad, rtol=2e-2, atol=2e-3, msg=name)
+    agree(model, whole)
 
 
 def step_functions_may_take_turns() -> None:
