@@ -33,8 +33,8 @@ class Layer(nn.Module):
 
     def forward(self, x):
         x = self.drop(x)
-        if self.kind.startswith("checkpointed"):
-            x = checkpoint(self.body, x, use_reentrant=self.kind.endswith("reentrant"))
+        if self.kind == "checkpointed":
+            x = checkpoint(self.body, x, use_reentrant=False)
         else:
             x = self.body(x)
         return functional.dropout(x, 0.1, self.training)
@@ -57,9 +57,7 @@ class Net(nn.Module):
         return x
 
 
-@pytest.mark.parametrize(
-    "kind", ["plain", "called twice", "checkpointed", "checkpointed, reentrant"]
-)
+@pytest.mark.parametrize("kind", ["plain", "called twice", "checkpointed"])
 def test_numbers_drawn_are_the_same_for_all_cuts_between_and_within_blocks(kind):
     x = torch.randn(4, WIDTH, generator=torch.Generator().manual_seed(1))
     fresh = Net(kind)
