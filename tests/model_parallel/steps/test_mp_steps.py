@@ -31,6 +31,14 @@ def test_steps(backend: str, count: int) -> None:
     assert not failures(found), failures(found)
 
 
+def test_step_functions_on_the_script_s_own_thread() -> None:
+    """All checks of ranks_straight.py, by name, in one job."""
+    parameters = {"microbatches": 4, "ddp_dist_backend": "auto"}
+    checks = CHECKS.with_name("ranks_straight.py")
+    found = results(run_ranks(checks, 2, parameters=parameters, limit_s=LIMIT_S))
+    assert not failures(found), failures(found)
+
+
 BEGIN = """
     import sys, time
     import torch
@@ -169,6 +177,19 @@ MISUSES = {
 """,
         "rank 1 is in other modes than rank 0, the first of the pipeline: training False and True",
     ),
+    "a step function within a step function": (
+        """
+    @smp.step
+    def step(x, recurs):
+        model.backward(model(x).sum())
+        if recurs:
+            train(x)
+
+    for number in range(3):
+        step(torch.ones(8, 4), number == 2)
+""",
+        "step function train was called within a step function",
+    ),
     "loss.backward()": (
         """
     @smp.step
@@ -205,6 +226,37 @@ def test_no_step_is_taken_after_one_that_failed_amid_its_messages() -> None:
     script = script.replace("smp.errors", "__import__('muster_modelparallel.errors').errors")
     ends = run(script, "muster")
     assert "train was called after a step had failed amid its messages: ValueError" in ends[0].out
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_an_interrupt_in_the_midst_of_a_step_is_raised_as_it_is(rank: int) -> None:
+    """On the script's own thread, in a later microbatch; no step is taken after it."""
+    script = """
+    from muster_modelparallel.errors import StepError
+
+    @smp.step
+    def step(x, number):
+        loss = model(x).sum()
+        model.backward(loss)
+        if turn == 2 and rank == {rank} and int(number[0]) == 2:
+            raise KeyboardInterrupt
+
+    for turn in range(3):
+        try:
+            step(torch.ones(8, 4), torch.arange(4))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+            try:
+                train(torch.ones(8, 4))
+            except StepError as error:
+                print(error, flush=True)
+                raise SystemExit(3)
+    """.replace("{rank}", str(rank))
+    ends = run(script, "muster")
+    assert ends[rank].code not in (0, -9), words_of(ends)
+    assert "interrupted\ntrain was called after a step had failed" in ends[rank].out
+    other = "\n".join(said_by(ends[1 - rank]))
+    assert ends[1 - rank].code not in (0, -9) and "ExchangeError" in other, words_of(ends)
 
 
 def test_a_function_that_calls_the_model_twice_runs_and_says_so_once() -> None:

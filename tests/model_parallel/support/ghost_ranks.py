@@ -38,6 +38,7 @@ def run_stages(
     """One step, each stage with a model of its own that holds only what is the stage's."""
     models = [make() for _ in range(split.parts)]
     ends: list[tuple[list[torch.Tensor], list[torch.Tensor]]] = []
+    installed: list[Any] = []  # one that nobody holds ends
     passed: list[torch.Tensor] = []
     for stage, model in enumerate(models):
         for name, parameter in model.named_parameters():
@@ -48,8 +49,8 @@ def run_stages(
         ]
         ghost = GhostStage(model, split, stage)
         mine = map_tensors(lambda tensor: tensor.clone(), [list(args), dict(kwargs)])
-        installed = ghost.installed()
-        installed.__enter__()  # as long as backward may call a unit again
+        installed.append(ghost.installed())
+        installed[-1].__enter__()  # as long as backward may call a unit again
         passed = tensors(ghost.run(mine[0], mine[1], received, draw))
         ends.append((received, passed))
     outputs = [tensor.detach().clone() for tensor in passed]

@@ -6,6 +6,7 @@ import importlib
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,25 @@ def test_importing_the_native_package_imports_no_torch():
     code = "import muster_modelparallel, sys; assert 'torch' not in sys.modules; " \
            "muster_modelparallel.SettingsError; assert 'torch' not in sys.modules"  # fmt: skip
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_what_takes_seconds_to_import_waits_until_it_is_used():
+    """Beyond torch itself: DTensor brings sympy, and takes longer than torch."""
+    code = """
+        import sys, torch
+        before = set(sys.modules)
+        import muster_modelparallel as smp
+        from muster_modelparallel.run.pipeline import steps
+        for name in smp.__all__:
+            getattr(smp, name)
+        torchs = ("tensor", "fsdp", "checkpoint", "pipelining")
+        dear = {"sympy", "transformers", "torch._dynamo"}
+        dear |= {f"torch.distributed.{one}" for one in torchs}
+        print(sorted(dear & sys.modules.keys() - before))
+    """
+    words = [sys.executable, "-c", textwrap.dedent(code)]
+    ended = subprocess.run(words, check=True, timeout=120, capture_output=True, text=True)
+    assert ended.stdout == "[]\n"
 
 
 def test_every_native_name_has_a_home_and_no_other_has():

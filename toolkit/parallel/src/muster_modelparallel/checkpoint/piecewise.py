@@ -15,7 +15,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from muster_modelparallel.checkpoint import layout, pieces
+from muster_modelparallel.checkpoint import layout
 from muster_modelparallel.checkpoint.files import save_object
 from muster_modelparallel.checkpoint.together import at_length, together
 from muster_modelparallel.errors import CheckpointError
@@ -40,6 +40,8 @@ def begin(
     """Begins to write into the folder that is to become `place`, which all ranks see. `finish` is
     called on rank 0 with the files, by name their bytes, when all ranks have written; in a thread
     of its own. Collective; returns when that is over or, `in_background`, at once."""
+    from muster_modelparallel.checkpoint import pieces  # takes a second
+
     what = f"checkpoint {os.path.basename(place)} could not be written"
     folder = place + layout.INCOMPLETE
     is_first = session.mesh.rank == 0

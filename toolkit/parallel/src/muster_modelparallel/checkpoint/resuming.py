@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from muster_modelparallel.checkpoint import layout, pieces, piecewise
+from muster_modelparallel.checkpoint import layout, piecewise
 from muster_modelparallel.checkpoint.files import load_object, load_user_content
 from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
@@ -126,6 +126,8 @@ def _load_pieces(
     session: Session, folder: str, load_optimizer: bool, strict: bool, what: str
 ) -> Any:
     """Loads model and optimizer, and returns the script's own values."""
+    from muster_modelparallel.checkpoint import pieces  # takes a second
+
     model: Any = session.model
     optimizer: Any = session.optimizer if load_optimizer else None
     room: list[pieces.Room] = []

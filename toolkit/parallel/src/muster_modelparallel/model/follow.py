@@ -169,6 +169,7 @@ class _Recorder(OperatorMode):
                 tuple(written),
                 _leaks(func, args),
                 float(count(*args, **kwargs, out_val=output)) if count else 0.0,
+                torch.Tag.nondeterministic_seeded in func.tags,
             )
         )
         return output

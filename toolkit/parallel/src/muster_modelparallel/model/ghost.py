@@ -8,6 +8,7 @@ counted, and another order than the probe's is an error.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -41,6 +42,8 @@ class GhostStage:
         exports = {one.path for call in split.calls for one in call.exports}
         self._units = {call.path: modules[call.path] for call in split.calls}
         self._parts = {path: modules[path] for path in exports - self._units.keys()}
+        self._begins = [bounds.begin for bounds in split.bounds]
+        self._watched = {path: modules[path] for path in split.watched.keys() - self._units.keys()}
         self._sent = frozenset(split.sent(stage))
         self._senders = frozenset(source.owner for source in self._sent)
         self._pass: _Pass | None = None
@@ -51,6 +54,7 @@ class GhostStage:
         """Inside, the units of the model are those of this stage."""
         with (
             replaced_forwards(self._units, self._forward),
+            replaced_forwards(self._watched, self._drawing),
             replaced_forwards(self._parts, self._part),
         ):
             yield
@@ -79,7 +83,7 @@ class GhostStage:
         if torch.is_grad_enabled():
             self._passes[draw] = state
         try:
-            draw.glue(0)
+            draw.at(0)
             output = self.model(*args, **kwargs)
         except _StageEndError:
             return tuple(state.box[source] for source in split.sent(self.stage))
@@ -103,9 +107,26 @@ class GhostStage:
                 index = old.again(path)
                 if index >= 0:
                     return old.run(index, real, args, kwargs)
-            return real(*args, **kwargs)
+            return self.within(path, real, args, kwargs)
 
         return unit
+
+    def _drawing(self, path: str, module: nn.Module, real: Forward) -> Forward:
+        return lambda *args, **kwargs: self.within(path, real, args, kwargs)
+
+    def within(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
+        """A module that is no unit here; where another cut may make it one, its numbers are the
+        same. In backward a checkpoint may run it again."""
+        draws = [self._pass.draw] if self._pass is not None else self._passes
+        for draw in draws if path in self.split.watched else ():
+            now = draw.now()
+            for bounds in self.split.watched[path] if now >= 0 else ():
+                if bounds.begin > now:
+                    draw.at(bounds.begin)
+                    output = real(*args, **kwargs)
+                    draw.at(bounds.end)
+                    return output
+        return real(*args, **kwargs)
 
     def _part(self, path: str, module: nn.Module, real: Forward) -> Forward:
         def part(*args: Any, **kwargs: Any) -> Any:
@@ -133,13 +154,13 @@ class _Pass:
         self._ghost = ghost
         self._split = ghost.split
         self._stage = ghost.stage
-        self._draw = draw
+        self.draw = draw
         self._watch = watch
 
     def call(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
         """The next call. A unit within a unit is a part of it."""
         if self._inside:
-            return real(*args, **kwargs)
+            return self._ghost.within(path, real, args, kwargs)
         split, index = self._split, self.count
         if index == len(split.calls) or split.calls[index].path != path:
             raise self.contradicted(path)
@@ -149,7 +170,8 @@ class _Pass:
         self._exported = []
         output = self.run(index, real, args, kwargs)
         if split.stages[index] == self._stage:
-            self._note(index, leaves(output), [*args, *kwargs.values()])
+            returned = [output] if type(output) is torch.Tensor else leaves(output)
+            self._note(index, returned, [*args, *kwargs.values()])
         return output
 
     def part(self, path: str, real: Forward, args: Any, kwargs: Any) -> Any:
@@ -163,15 +185,19 @@ class _Pass:
 
     def again(self, path: str) -> int:
         """Which call of that module is repeated now, by the random state; -1 for none."""
-        index = self._draw.call_now(self.count)
-        return index if self._split.calls[index].path == path else -1
+        now = self.draw.now()
+        index = bisect_right(self._ghost._begins, now)
+        is_within = index > 0 and now < self._split.bounds[index - 1].end
+        is_known = now >= 0 and index < self.count and not is_within
+        return index if is_known and self._split.calls[index].path == path else -1
 
     def run(self, index: int, real: Forward, args: Any, kwargs: Any) -> Any:
         """What the call returns on this stage; then the glue after it begins."""
+        begin, end = self._split.bounds[index]
         if self._split.stages[index] != self._stage:
             output = self._stub(index, args, kwargs)
         else:
-            self._draw.unit(index)
+            self.draw.at(begin)
             self._inside = True
             try:
                 output = real(*args, **kwargs)
@@ -180,7 +206,7 @@ class _Pass:
                 raise
             finally:
                 self._inside = False
-        self._draw.glue(index + 1)
+        self.draw.at(end)
         return output
 
     def _note(self, index: int, returned: list[Any], arguments: list[Any]) -> None:

@@ -1,9 +1,9 @@
-"""Random numbers that do not depend on the number of stages.
+"""Random numbers that do not depend on the number of stages, nor on where they begin.
 
-Call n of a unit draws from a stream of (seed, step, microbatch, n), the glue before it from another
-one. So every stage repeats the glue with the same numbers. The state of torch's generator tells
-which glue draws: `torch.utils.checkpoint`, which brings it back in backward, tells so what it runs
-again.
+From each place of a pass (model/streams.py) on a stream of (seed, step, microbatch, place) is drawn
+from. So every stage repeats the glue with the same numbers, and no unit depends on those before it.
+The state of torch's generator tells where a pass is: `torch.utils.checkpoint`, which brings it back
+in backward, tells so what it runs again.
 """
 
 from __future__ import annotations
@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 
 import torch
 
-_UNIT = 1 << 62
 _BITS = (1 << 62) - 1
+FUNCTION = 1 << 40
+"""The first place of a step function, beyond those of its model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,18 +37,15 @@ class Draw:
     def __hash__(self) -> int:
         return self.base
 
-    def glue(self, call: int) -> None:
-        """From here on draws the glue before that call."""
-        _seed((self.base + call) & _BITS)
+    def at(self, place: int) -> None:
+        """From here on the stream of that place is drawn from."""
+        _seed((self.base + place) & _BITS)
 
-    def unit(self, call: int) -> None:
-        """From here on draws that call of a unit."""
-        _seed((self.base + call) & _BITS | _UNIT)
-
-    def call_now(self, count: int) -> int:
-        """The call before which the glue of these streams draws now, of `count`; -1 if none."""
-        call = (torch.initial_seed() - self.base) & _BITS
-        return call if torch.initial_seed() <= _BITS and call < count else -1
+    def now(self) -> int:
+        """The place of the model whose stream is drawn from now; -1 for none of these."""
+        seed = torch.initial_seed()
+        place = (seed - self.base) & _BITS
+        return place if seed <= _BITS and place < FUNCTION else -1
 
 
 @contextmanager

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from muster_modelparallel.errors import SplitError
+from muster_modelparallel.model.streams import Bounds, calls_by_event, watched
 from muster_modelparallel.model.trace import Meta, Trace
 from muster_modelparallel.model.walk import Graph, Origin, UnitCall, graph_of
 
@@ -15,7 +16,9 @@ class Split:
     """Calls with their stages, which never fall. By stage: `received`, the outputs of earlier units
     that come from the stage before, in this order; `inputs`, the leaves of the step's arguments
     that it needs; `parameters`, the names of those it holds. `tied`: names that several stages
-    hold, whose gradients are added up; `loose`: names that are used outside of units.
+    hold, whose gradients are added up; `loose`: names that are used outside of units. `bounds`: of
+    each call, `watched`: of the calls of other modules, by path, at which random numbers begin
+    anew.
     """
 
     calls: tuple[UnitCall, ...]
@@ -25,6 +28,8 @@ class Split:
     parameters: tuple[frozenset[str], ...]
     cloned: frozenset[Origin]
     loose: frozenset[str] = frozenset()
+    bounds: tuple[Bounds, ...] = ()
+    watched: Mapping[str, tuple[Bounds, ...]] = field(default_factory=dict)
 
     @property
     def parts(self) -> int:
@@ -61,7 +66,13 @@ def split_of(trace: Trace, graph: Graph, stages: Sequence[int]) -> Split:
     Raises SplitError where the graph forbids the cut, or a stage has no unit.
     """
     _check(graph, stages)
-    return _split(*_closed(trace, graph, tuple(stages)))
+    found = _split(*_closed(trace, graph, tuple(stages)))
+    every = calls_by_event(trace)
+    return replace(
+        found,
+        bounds=tuple(every[call.first] for call in found.calls),
+        watched=watched(trace, every),
+    )
 
 
 def _check(graph: Graph, stages: Sequence[int]) -> None:

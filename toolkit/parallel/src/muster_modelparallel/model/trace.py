@@ -101,7 +101,8 @@ class Exit:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """An operator that read, made and wrote storages. `leaks`: python learnt values from it."""
+    """An operator that read, made and wrote storages. `leaks`: python learnt values from it;
+    `draws`: it may draw random numbers."""
 
     name: str
     reads: tuple[int, ...]
@@ -109,6 +110,7 @@ class Op:
     writes: tuple[int, ...]
     leaks: bool
     flops: float
+    draws: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,9 +29,11 @@ from muster_modelparallel.wrap.model_arguments import (
 )
 from muster_modelparallel.wrap.reduce import GradientReducer, ReduceOptions
 from muster_modelparallel.wrap.replicas import broadcast_tensors, require_same_model
-from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.watch import BackwardWatch
 from muster_modelparallel.wrap.whole_layers import WholeLayers
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 PARTIAL = "_smp_is_partial"  # marks the state of one partition
 _PREFIX = "module."
@@ -103,6 +105,8 @@ class DistributedModel(WholeLayers):
         )
         self._sharding: Sharding | None = None
         if session.config.shard_degree > 1:
+            from muster_modelparallel.wrap.shard.sharding import Sharding  # takes seconds
+
             self._sharding = Sharding(session, self.module, self._watch.see)
         self._stages: Stages | None = None
         if session.topology.pipeline > 1:

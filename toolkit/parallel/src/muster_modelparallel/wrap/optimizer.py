@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -22,9 +22,11 @@ from muster_modelparallel.wrap.masters import HALF, MasterWeights
 from muster_modelparallel.wrap.model import PARTIAL
 from muster_modelparallel.wrap.model_arguments import half_of
 from muster_modelparallel.wrap.optimizer_state import OptimizerState, merged_states
-from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.shard.values import is_cut, part
 from muster_modelparallel.wrap.shares import OptimizerShares
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
 

@@ -4,7 +4,7 @@ back to where it belongs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -12,9 +12,11 @@ from muster_modelparallel.errors import SettingsError
 from muster_modelparallel.run.objects import CommGroup, allgather
 from muster_modelparallel.run.session import Session
 from muster_modelparallel.wrap.masters import MasterWeights
-from muster_modelparallel.wrap.shard.sharding import Sharding
 from muster_modelparallel.wrap.shard.values import as_part, cut_like, is_cut, part, whole
 from muster_modelparallel.wrap.shares import OptimizerShares
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _REPLICAS = CommGroup.RDP_GROUP
 MASTERS = "master_weights"  # float32 values of parameters of half precision

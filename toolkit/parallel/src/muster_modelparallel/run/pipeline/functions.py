@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from muster_modelparallel.model.nests import map_tensors
-from muster_modelparallel.model.random import Draw
+from muster_modelparallel.model.random import FUNCTION, Draw
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import (
     AbandonedError,
@@ -18,8 +18,6 @@ from muster_modelparallel.run.pipeline.suspended import (
 from muster_modelparallel.run.pipeline.tasks import Task, Want
 from muster_modelparallel.run.pipeline.undelivered import fetched
 from muster_modelparallel.run.session import Microbatch, Session
-
-_FUNCTION = 1 << 40  # streams of random numbers of the step function, beyond those of units
 
 
 class Functions:
@@ -73,7 +71,7 @@ class Functions:
         self._session.microbatch = task.microbatch
         self.current = task
         if not isinstance(task.said, Want):
-            task.stream.unit(_FUNCTION + task.segment)
+            task.stream.at(FUNCTION + task.segment)
             task.segment += 1
 
     def leave(self) -> None:

@@ -166,8 +166,8 @@ class CutSteps:
             delayed = self._session.delayed
             with nullcontext() if delayed is None else delayed.in_use():
                 return model.module(*args, **kwargs)  # evaluation before anything is trained
-        given = [leaf for leaf in leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
-        if task.calls and any(isinstance(one, Undelivered) or one.grad_fn for one in given):
+        given = leaves((args, kwargs)) if task.calls else ()
+        if any(isinstance(one, torch.Tensor) and _is_computed(one) for one in given):
             raise StepError(
                 "the output of one call of the model was given to another one",
                 "put both calls into the model, so that gradients flow through it",
@@ -473,3 +473,7 @@ class CutSteps:
             task.outputs[place] for task in tasks for place in places if place < len(task.outputs)
         ]
         self._exchange.deliver(outputs, self._last_place)
+
+
+def _is_computed(tensor: torch.Tensor) -> bool:
+    return isinstance(tensor, Undelivered) or tensor.grad_fn is not None

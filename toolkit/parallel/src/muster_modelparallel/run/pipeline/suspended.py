@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple
 
@@ -22,6 +22,7 @@ from muster_modelparallel.run.pipeline.protocols import Autocast
 _ENDS_S = 5.0
 _STUBBORN = 20  # times that a call is told to end
 NOTHING = nullcontext()
+_AUTOCAST = ("cpu", "cuda")
 
 
 class Modes(NamedTuple):
@@ -34,22 +35,22 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls) -> Modes:
-        found = (
+        found = [
             Autocast(device, True, torch.get_autocast_dtype(device))
-            for device in ("cpu", "cuda")
+            for device in (_AUTOCAST if torch._C._is_any_autocast_enabled() else ())
             if torch.is_autocast_enabled(device)
-        )
+        ]
         stream = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
         # a default device is a mode on this stack; to ask for it takes longer than all else here
         device = torch.get_default_device() if torch._C._len_torch_function_stack() else None
         return cls(torch.is_grad_enabled(), tuple(found), device, stream)
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Inside, they are as they were."""
-        if self == Modes.now():  # as nearly always
-            yield
-            return
+        return NOTHING if self == Modes.now() else self._changed()  # nearly always the first
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
         with ExitStack() as stack:
             if self.stream is not None:  # a new thread is on the first GPU
                 stack.enter_context(torch.cuda.stream(self.stream))
@@ -75,9 +76,12 @@ class Outside(NamedTuple):
     def now(cls) -> Outside:
         return cls(Modes.now(), torch.is_inference_mode_enabled(), _hooks())
 
-    @contextmanager
-    def held(self) -> Iterator[None]:
+    def held(self) -> AbstractContextManager[None]:
         """Inside, it is as it was."""
+        return NOTHING if self == Outside.now() else self._changed()
+
+    @contextmanager
+    def _changed(self) -> Iterator[None]:
         inner = []
         while (hooks := _hooks()) is not None and hooks != self.hooks:
             inner.append(hooks)

@@ -53,21 +53,26 @@ class Agreed(NamedTuple):
 
 @dataclass(slots=True)
 class Output:
-    """A tensor that the model returned in a microbatch; None where it was not delivered."""
+    """A tensor that the model returned in a microbatch; None where it was not delivered. `version`:
+    of one that is watched for changes."""
 
     meta: Meta
     tensor: torch.Tensor | None = None
-    version: int = 0
+    version: int | None = None
 
     def keep(self, tensor: torch.Tensor) -> None:
-        """On the last stage, before the step function may change it: small ones are copied."""
+        """On the last stage, before the step function may change it: small ones are copied, and
+        those of inference mode, which do not count their changes."""
         held = tensor.detach()
-        self.tensor = held.clone() if held.nbytes <= _SMALL_BYTES else held
-        self.version = self.tensor._version
+        is_copied = held.nbytes <= _SMALL_BYTES or held.is_inference()
+        self.tensor = held.clone() if is_copied else held
+        self.version = None if is_copied else held._version
 
     def check(self) -> None:
         """Raises StepError where it is not what the model returned any more."""
-        if self.tensor is not None and self.tensor._version != self.version:
+        if self.tensor is None or self.version is None:
+            return
+        if self.tensor._version != self.version:
             raise StepError(
                 f"the step function changed an output of the model of shape {self.meta.shape} in "
                 "place, which other ranks read as well",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ class Undelivered(torch.Tensor):  # type: ignore[misc]  # torch is untyped here
 
     @classmethod
     def of(cls, meta: Meta, fetch: Fetch) -> Undelivered:
-        empty = meta.placeholder(writable=False)
+        empty = _empty(meta)
         made: Undelivered = torch.Tensor._make_subclass(cls, empty, meta.requires_grad)
         made._fetch = fetch
         return made
@@ -40,6 +41,13 @@ class Undelivered(torch.Tensor):  # type: ignore[misc]  # torch is untyped here
     def __reduce_ex__(self, protocol: Any) -> Any:
         """Copies and files have the values."""
         return fetched(self).__reduce_ex__(protocol)
+
+
+@functools.lru_cache(maxsize=64)
+def _empty(meta: Meta) -> torch.Tensor:
+    """Nobody writes to it, nor to what is made of it."""
+    with torch.inference_mode(False):
+        return meta.placeholder(writable=False)
 
 
 def fetched(tensor: torch.Tensor) -> torch.Tensor:

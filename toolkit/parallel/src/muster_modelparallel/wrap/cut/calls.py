@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -16,7 +16,7 @@ from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.follow import trace
 from muster_modelparallel.model.ghost import GhostStage
 from muster_modelparallel.model.hollow import hollow, hollow_parameters
-from muster_modelparallel.model.nests import leaves, members
+from muster_modelparallel.model.nests import members
 from muster_modelparallel.model.probe import Probe
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split, split_of
@@ -25,7 +25,9 @@ from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
 from muster_modelparallel.model.walk import graph_of
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import Modes
-from muster_modelparallel.wrap.shard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _MOST = 16  # kinds of calls that are remembered
 
@@ -230,24 +232,22 @@ def move(module: nn.Module, holding: Holding) -> None:
 
 def _kind(call: ModelCall) -> Hashable:
     """What calls must have in common to have the same shapes in all stages."""
-    given = (call.args, dict(call.kwargs))
-    return (
-        call.grad, call.training, call.autocast, _structure(given),
-        tuple(map(_likeness, leaves(given))),
-    )  # fmt: skip
+    found: list[Any] = [call.grad, call.training, call.autocast]
+    _describe((call.args, call.kwargs), found)
+    return tuple(found)
 
 
-def _structure(value: Any) -> Hashable:
-    found = members(value)
-    if found is None:
-        return None
-    is_row = isinstance(value, (list, tuple))
-    names = () if is_row or not isinstance(value, Mapping) else tuple(value)
-    return type(value), names, tuple(map(_structure, found))
-
-
-def _likeness(leaf: Any) -> Hashable:
-    """Of a tensor all but its values, of a plain value itself, of an object its type."""
-    if isinstance(leaf, torch.Tensor):
-        return leaf.shape, leaf.dtype, leaf.device, leaf.requires_grad
-    return (type(leaf), None) if is_opaque(leaf) else (type(leaf), repr(leaf))
+def _describe(value: Any, found: list[Any]) -> None:
+    """Of a container its type and what is in it, of a tensor all but its values, of a plain value
+    itself, of an object its type."""
+    inner = members(value)
+    if inner is not None:
+        found += (type(value), len(inner))
+        if not isinstance(value, (list, tuple, set, frozenset)):
+            found += value
+        for member in inner:
+            _describe(member, found)
+    elif isinstance(value, torch.Tensor):
+        found += (value.shape, value.dtype, value.device, value.requires_grad)
+    else:
+        found += (type(value), None if is_opaque(value) else repr(value))

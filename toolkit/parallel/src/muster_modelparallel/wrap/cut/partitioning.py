@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -40,7 +40,9 @@ from muster_modelparallel.wrap.cut.planning import (
     timed,
     write_files,
 )
-from muster_modelparallel.wrap.shard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 T = TypeVar("T")
 TOGETHER_S = 2.0

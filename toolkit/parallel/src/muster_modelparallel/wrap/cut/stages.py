@@ -4,7 +4,7 @@ model as a whole again."""
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -25,7 +25,9 @@ from muster_modelparallel.wrap.cut.partitioning import partition
 from muster_modelparallel.wrap.cut.planning import schedule_of
 from muster_modelparallel.wrap.cut.progress import report
 from muster_modelparallel.wrap.cut.tied import TiedParameters
-from muster_modelparallel.wrap.shard.sharding import Sharding
+
+if TYPE_CHECKING:
+    from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _BLOCK_BYTES = 64 << 20  # of states that are gathered
 

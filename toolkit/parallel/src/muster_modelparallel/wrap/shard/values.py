@@ -3,16 +3,21 @@ dictionaries and lists that a state is made of."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed.tensor import DTensor, distribute_tensor
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 def is_cut(value: Any) -> bool:
     """Whether this rank has a part of it."""
-    return isinstance(value, DTensor)
+    # its import takes longer than torch's own; where nobody has needed it nothing can be cut
+    there = sys.modules.get("torch.distributed.tensor")
+    return there is not None and isinstance(value, there.DTensor)
 
 
 def part(value: Any) -> Any:
@@ -28,6 +33,7 @@ def whole(value: Any) -> Any:
 def cut_like(shard: DTensor, value: Any) -> Any:
     """This rank's parts of whole values, which all ranks have. What has another shape than the
     parameter stays as it is."""
+    from torch.distributed.tensor import distribute_tensor
 
     def cut(one: torch.Tensor) -> torch.Tensor:
         if is_cut(one) or one.shape != shard.shape:
@@ -40,6 +46,7 @@ def cut_like(shard: DTensor, value: Any) -> Any:
 
 def as_part(shard: DTensor, value: Any) -> Any:
     """What `part` has given, cut again. What has another shape than the part stays as it is."""
+    from torch.distributed.tensor import DTensor
 
     def joined(one: torch.Tensor) -> torch.Tensor:
         if one.shape != shard.to_local().shape:
