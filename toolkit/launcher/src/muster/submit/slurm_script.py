@@ -106,7 +106,9 @@ def render(job: Submission) -> str:
     step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
     # a node that cannot know the job would keep the others waiting for it
     see = [*step, "--quiet", "test", "-r", secret] if hosts > 1 else ["test", "-r", secret]
-    step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
+    # a node on which muster never began would keep the job for ever; all others end together
+    step += ["--kill-on-bad-exit=0", f"--wait={_grace_s(job) + MARGIN_S}"]
+    step += ["--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
         exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
         run=_in_shell([*step, "run", *arguments]),
@@ -122,7 +124,6 @@ def render(job: Submission) -> str:
 
 def sbatch_options(job: Submission) -> dict[str, str]:
     """Option -> value, "" for a flag; what --set gives wins."""
-    grace_s = STOP_S if job.grace_s is None else job.grace_s
     options = {
         "job-name": job.name,
         "nodes": str(job.request.hosts),
@@ -130,12 +131,16 @@ def sbatch_options(job: Submission) -> dict[str, str]:
         "chdir": job.run,
         "output": os.path.join(job.run.replace("%", "%%"), ENGINE_LOG),
         "open-mode": "append",
-        "signal": f"B:TERM@{int(grace_s) + MARGIN_S}",
+        "signal": f"B:TERM@{_grace_s(job) + MARGIN_S}",
         "requeue" if job.retries else "no-requeue": "",
     }
     if not any(name in job.settings for name in _SHARES):
         options |= {"exclusive": "", "mem": "0"}  # else the one task has one processor
     return {**options, **job.settings}
+
+
+def _grace_s(job: Submission) -> int:
+    return int(STOP_S if job.grace_s is None else job.grace_s)
 
 
 def beside(job: Submission, number: str) -> list[str]:
