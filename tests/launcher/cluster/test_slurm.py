@@ -130,15 +130,6 @@ def test_ranks_of_both_nodes_train_together(slurm: Slurm, name: str, distributio
     assert float(line.rpartition("accuracy=")[2]) > 0.7, job.log
 
 
-def test_a_rank_that_fails_on_the_second_node_gives_its_code(slurm: Slurm) -> None:
-    script = "import os, sys, time\n" + (
-        "if os.environ['SM_CURRENT_HOST'] == 'n2':\n    sys.exit(42)\ntime.sleep(600)\n"
-    )
-    job = Job(slurm, script, batch="exit $(cat code-0)")
-    assert job.ended() == ("FAILED", 42), slurm.story(job.number)
-    assert job.codes() == [42, 42] and "FAILED n2 rank 1: exit(42)" in job.log, job.log
-
-
 def test_somebody_elses_signal_stays_a_failure(slurm: Slurm) -> None:
     """A rank that is sent SIGTERM alone: after two seconds without a stop it has failed."""
     script = "import os, time\n" + (
@@ -180,7 +171,7 @@ def test_a_cancelled_job_says_so(slurm: Slurm, turn: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("turn", range(29))  # 203 jobs on one cluster
 def test_any_cancelled_job_says_so(slurm: Slurm, kind: str, turn: int) -> None:
     cancel(slurm, kind, random.Random(f"{kind} {turn}"), at_start=turn % 4 == 3)
 

@@ -56,6 +56,10 @@ $run &
 step=$$!
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
 
+# where a host was killed srun has its 137: the leader's word counts, and one without it was lost
+own=$$(sed -n 's/^    "exit_code": \\([0-9]*\\),*$$/\1/p' $summary 2>/dev/null | head -n 1)
+if [ -n "$$own" ]; then code=$$own; elif [ "$$code" = 137 ] && [ $hosts -gt 1 ]; then code=102; fi
+
 case $$code in
   102|106) again=1 ;;  # a lost host, or a launcher that did not start
   143) again=$$told ;;  # by the signal above, not by a person
@@ -116,6 +120,7 @@ def render(job: Submission) -> str:
         folder=shlex.quote(job.run),
         stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
+        hosts=hosts,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
         earlier=shlex.quote(os.path.join(job.run, f"{SUMMARY}.part")),
     )
