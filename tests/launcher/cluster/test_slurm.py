@@ -63,6 +63,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def slurm(daemons: Slurm) -> Iterator[Slurm]:
     """The cluster, with nobody on its nodes before and after."""
+    daemons.client("scancel", "--user=root")  # what a test that failed has left
     daemons.wait_clean()
     yield daemons
     daemons.wait_clean()
@@ -98,7 +99,7 @@ class Job:
 
         wait_until(
             lambda: self.log.count(word) >= count or over(),
-            60,
+            RUN_S,
             lambda: self.slurm.story(self.number),
         )
         assert self.log.count(word) >= count, self.log

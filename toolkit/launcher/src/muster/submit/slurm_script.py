@@ -57,7 +57,7 @@ step=$$!
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
 
 # where a host was killed srun has its 137: the leader's word counts, and one without it was lost
-own=$$(sed -n 's/^    "exit_code": \\([0-9]*\\),*$$/\1/p' $summary 2>/dev/null | head -n 1)
+own=$$(grep -om1 '^    "exit_code": [0-9]*' $summary 2>/dev/null | tr -dc 0-9)
 if [ -n "$$own" ]; then code=$$own; elif [ "$$code" = 137 ] && [ $hosts -gt 1 ]; then code=102; fi
 
 case $$code in
