@@ -103,7 +103,8 @@ FAULTS = (
         r"FAILED ClusterError: port 7776 \(control\) is in use by .*",
         act="second",
         own={
-            "slurm": ("--set", "oversubscribe"),
+            # the other host gives up by itself before srun ends it with SIGKILL
+            "slurm": ("--set", "oversubscribe", "--env", "MUSTER_JOIN_S=30"),
             "kubernetes": ("--set", "pod.hostNetwork=true"),
         },
         cannot={"batch": "each node of each job has a network interface of its own"},
