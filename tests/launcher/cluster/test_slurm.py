@@ -63,6 +63,7 @@ def daemons(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
 @pytest.fixture
 def slurm(daemons: Slurm) -> Iterator[Slurm]:
     """The cluster, with nobody on its nodes before and after."""
+    daemons.client("scancel", "--user=root")  # what a test that failed has left
     daemons.wait_clean()
     yield daemons
     daemons.wait_clean()
@@ -98,7 +99,7 @@ class Job:
 
         wait_until(
             lambda: self.log.count(word) >= count or over(),
-            60,
+            RUN_S,
             lambda: self.slurm.story(self.number),
         )
         assert self.log.count(word) >= count, self.log
@@ -128,15 +129,6 @@ def test_ranks_of_both_nodes_train_together(slurm: Slurm, name: str, distributio
     assert job.codes() == [0, 0] and "SUCCEEDED" in job.log, job.log
     (line,) = re.findall(r"epoch=3/3 .*", job.log)  # of rank 0 alone
     assert float(line.rpartition("accuracy=")[2]) > 0.7, job.log
-
-
-def test_a_rank_that_fails_on_the_second_node_gives_its_code(slurm: Slurm) -> None:
-    script = "import os, sys, time\n" + (
-        "if os.environ['SM_CURRENT_HOST'] == 'n2':\n    sys.exit(42)\ntime.sleep(600)\n"
-    )
-    job = Job(slurm, script, batch="exit $(cat code-0)")
-    assert job.ended() == ("FAILED", 42), slurm.story(job.number)
-    assert job.codes() == [42, 42] and "FAILED n2 rank 1: exit(42)" in job.log, job.log
 
 
 def test_somebody_elses_signal_stays_a_failure(slurm: Slurm) -> None:
@@ -180,7 +172,7 @@ def test_a_cancelled_job_says_so(slurm: Slurm, turn: int) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("turn", range(8))
+@pytest.mark.parametrize("turn", range(29))  # 203 jobs on one cluster
 def test_any_cancelled_job_says_so(slurm: Slurm, kind: str, turn: int) -> None:
     cancel(slurm, kind, random.Random(f"{kind} {turn}"), at_start=turn % 4 == 3)
 

@@ -78,7 +78,8 @@ class Cluster:
         if verb == "DELETE":
             return 200, self.kept.pop((plural, name))
         if verb == "PATCH":
-            self.kept[plural, name]["metadata"].update(body["metadata"])
+            for part, changed in body.items():
+                self.kept[plural, name][part].update(changed)
         if name:
             return 200, self.kept[plural, name]
         wanted = [one.split("=") for one in query.get("labelSelector", [""])[0].split(",") if one]

@@ -59,6 +59,7 @@ class Pod:
         self.folder = node.folder / self.name
         self.conditions: set[str] = set()
         self.killed_at: float | None = None
+        self._killed = False
         self._spec = node.template["spec"]
         (self.container,) = self._spec["containers"]
         self._image = node.images[self.container["image"]]
@@ -83,8 +84,11 @@ class Pod:
 
     @property
     def code(self) -> int | None:
-        """As the kubelet shows it: of a signal 128 and its number."""
+        """As the kubelet shows it: of a signal 128 and its number, which `unshare` cannot say of
+        SIGKILL."""
         found = self._process.poll()
+        if found is not None and self._killed:
+            return 128 + signal.SIGKILL
         return 128 - found if found is not None and found < 0 else found
 
     @property
@@ -107,6 +111,7 @@ class Pod:
 
     def signal(self, number: signal.Signals) -> None:
         """To the container's PID 1."""
+        self._killed = self._killed or (number == signal.SIGKILL and bool(self.first))
         for pid in self.first:
             os.kill(pid, number)
 

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,7 +20,7 @@ from muster.submit import folder, kubernetes
 from muster.submit.kubernetes_logs import PodLogs
 from tests.launcher.elsewhere.api_server import NAMESPACE, Cluster, api_server
 from tests.launcher.elsewhere.submitting import Said, submit
-from tests.support.waiting import wait_until
+from tests.support.waiting import wait_until, within
 
 INDEX = "batch.kubernetes.io/job-completion-index"
 
@@ -35,6 +37,22 @@ def asked(cluster: Cluster, *words: str) -> Said:
     """`muster submit` with the cluster as the user's own; --output run."""
     folder = cluster.kubeconfig.parent
     return submit(folder, *words, environ={"KUBECONFIG": str(cluster.kubeconfig), "TOKEN": "t0k"})
+
+
+def muster(cluster: Cluster, *words: str) -> Said:
+    """Another command than `submit`, in the same place."""
+    argv = [sys.executable, "-m", "muster", *words]
+    environ = {**os.environ, "KUBECONFIG": str(cluster.kubeconfig)}
+    done = subprocess.run(
+        argv,
+        cwd=cluster.kubeconfig.parent,
+        env=environ,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=within(60),
+    )
+    return Said(done.returncode, done.stdout, done.stderr)
 
 
 def submitted(cluster: Cluster, *more: str) -> str:
@@ -85,7 +103,9 @@ def test_a_job_is_made_kept_and_taken_away(cluster: Cluster) -> None:
     ends = [one.body["propagationPolicy"] for one in cluster.asked if one.verb == "DELETE"]
     assert ends == ["Foreground"] * 4
     said = asked(cluster, "--status", "run")
-    assert said.code == 0 and "lost (the cluster has no such job)" in said.out
+    assert said.code == 0 and "stopped, exit code 143" in said.out
+    history = muster(cluster, "history", "show", "run")
+    assert "stopped, exit code 143" in history.out, history
 
 
 @pytest.mark.parametrize("dry", [True, False])
@@ -300,6 +320,51 @@ def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.M
     where = ["--context=test", "--namespace=team"]
     into = [name, "--container=muster", "--", "muster"]
     assert kubernetes.inside(kept) == ["kubectl", "exec", *where, *into]
+
+
+def test_a_job_that_somebody_else_deletes_was_stopped(cluster: Cluster) -> None:
+    """Whoever follows it sees it run, and then no more."""
+    job = submitted(cluster)
+    pod(cluster, job, 0, "Running")
+    words = ["submit", "--follow", "run"]
+    watcher = subprocess.Popen(
+        [sys.executable, "-m", "muster", *words],
+        cwd=cluster.kubeconfig.parent,
+        env={**os.environ, "KUBECONFIG": str(cluster.kubeconfig)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert watcher.stderr is not None and "running" in watcher.stderr.readline()
+        for kept in cluster.made():
+            del cluster.kept[tuple(kept.split("/"))]  # type: ignore[arg-type]
+        _, err = watcher.communicate(timeout=within(60))
+    finally:
+        watcher.kill()
+    assert watcher.returncode == 143 and "stopped, exit code 143" in err, err
+    assert "stopped, exit code 143" in muster(cluster, "submit", "--status", "run").out
+
+
+def test_a_stopped_job_does_not_begin_again(cluster: Cluster) -> None:
+    """143 is worth another attempt to Kubernetes, unless the person asked for the stop."""
+    job = submitted(cluster)
+    pod(cluster, job, 0, "Running")
+    assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 6
+    muster(cluster, "stop", "run")  # the server lets nobody into a pod
+    assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 0
+
+
+def test_the_code_of_pods_that_a_failed_job_ends_is_not_its_own() -> None:
+    def ended(*codes: int) -> int | None:
+        pods = []
+        for place, code in enumerate(codes):
+            state = {"terminated": {"exitCode": code, "finishedAt": f"2026-11-29T10:00:0{place}Z"}}
+            pods.append({"status": {"containerStatuses": [{"name": "muster", "state": state}]}})
+        return kubernetes.exit_code(pods, "muster")
+
+    assert ended(102, 143) == ended(102, 137) == 102
+    assert ended(143, 137) == 143 and ended(42, 143) == 42 and ended(137) == 137
+    assert ended() is None
 
 
 def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:

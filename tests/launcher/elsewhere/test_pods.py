@@ -128,14 +128,6 @@ def test_a_failure_ends_the_job_at_once_and_is_what_a_person_sees(start: Start) 
     assert all(len(pod.message.encode()) <= 1024 for pod in node.pods)
 
 
-def test_a_deleted_job_is_one_that_was_stopped(start: Start) -> None:
-    node = start("stay")
-    wait_until(lambda: node.tick() or all("ranks run" in pod.log for pod in node.pods), WAIT_S)
-    node.delete()
-    assert ended(node) == "Deleted"
-    assert [pod.code for pod in node.pods] == [143, 143], logs(node)
-
-
 def test_a_lost_pod_begins_the_job_again(start: Start, tmp_path: Path) -> None:
     """It was evicted: that does not count. The other one's end does, and both begin anew."""
     node = start("lost", "--retries", "1")

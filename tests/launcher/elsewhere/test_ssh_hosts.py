@@ -377,15 +377,6 @@ def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> 
     assert len(list(there.glob("*/run/node-b/opt/ml/model/saved-node-b"))) == 1
 
 
-def test_a_host_whose_attendant_is_killed_ends_the_job(place: Place) -> None:
-    """As by a kernel without memory: nobody is left there to stop the ranks."""
-    job, _ = running(place)
-    lines = processes(place.desk.net.holders["node-b"])
-    os.kill(next(pid for pid, line in lines if "run --attended" in line), signal.SIGKILL)
-    code, _, err = place.ended(job)
-    assert code == 102 and "node-b: the connection ended" in err, err
-
-
 @pytest.mark.long
 def test_a_second_job_at_once_is_told_which_port_to_take(place: Place) -> None:
     """And the first one does not notice."""

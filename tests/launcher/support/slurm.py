@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -55,7 +56,7 @@ ReturnToService=2
 KillWait=30
 MinJobAge=300
 {nodes}
-PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE OverSubscribe=YES State=UP
 """
 
 
@@ -179,21 +180,31 @@ class Slurm:
 
     def left(self) -> dict[str, list[str]]:
         """The command lines on each node beside its daemon, of what is alive."""
-        return {node: self._on_node(node) for node in NODES}
+        return {node: [words for _, words in self._on_node(node)] for node in NODES}
+
+    def kill(self, node: str) -> None:
+        """What a step runs there, with SIGKILL: neither Slurm's own nor the batch script."""
+        for pid, words in self._on_node(node):
+            with suppress(ProcessLookupError):
+                if os.path.basename(words.split()[0]).startswith("python"):
+                    os.kill(pid, signal.SIGKILL)
 
     def wait_nobody(self) -> None:
         """Nobody is left on the nodes."""
         wait_until(lambda: not any(self.left().values()), 20, lambda: f"left: {self.left()}")
 
-    def wait_clean(self) -> None:
-        """Nobody is left on the nodes, no job in the queue, no file of muster's or a launcher's."""
+    def wait_clean(self, killed: bool = False) -> None:
+        """Nobody is left on the nodes, no job in the queue, no file of muster's or a launcher's but
+        where their owners were `killed`."""
         self.wait_nobody()
         wait_until(lambda: not self.client("squeue", "--noheader"), 20, self.story)
         wait_until(lambda: self._idle() == len(NODES), 20, self.story)
         left = [name for name in os.listdir(self.environ["TMPDIR"]) if name.startswith(OURS)]
-        assert not left, left
+        assert killed or not left, left
+        for name in left:
+            shutil.rmtree(os.path.join(self.environ["TMPDIR"], name))
 
-    def _on_node(self, node: str) -> list[str]:
+    def _on_node(self, node: str) -> list[tuple[int, str]]:
         namespace = Path(f"/proc/{self._daemons[node].pid}/ns/pid_for_children")
         with suppress(OSError):
             own = namespace.readlink()
@@ -204,7 +215,7 @@ class Slurm:
                     alive = (process / "stat").read_text().rpartition(") ")[2][0] not in "ZX"
                     inside = (process / "ns/pid").readlink() == own
                     if inside and alive and "slurmd-wlm" not in words:
-                        found.append(words)
+                        found.append((int(process.name), words))
             return found
         raise AssertionError(self.story())
 

@@ -57,6 +57,13 @@ def test_a_restarted_container_runs_its_code_again(base: Path) -> None:
     assert not list((base / "input/config").glob("*n*-config.json"))  # the first attempt's
 
 
+def test_an_archive_that_is_not_there_is_named(base: Path) -> None:
+    """Another folder would not help."""
+    with pytest.raises(UsageError, match=r"--source-dir .*code\.tar\.gz: no such file") as caught:
+        prepare(base, "train.py", "--source-dir", f"{base.parent}/code.tar.gz")
+    assert "--output" not in caught.value.fix
+
+
 def test_what_is_refused_changes_nothing(base: Path) -> None:
     (base / "code/own.py").write_text("print()")
     (base / "input/data").mkdir(parents=True)

@@ -22,6 +22,26 @@ exec "$@"
 """
 
 
+def test_options_are_passed_on_whatever_the_run_is_called(tmp_path: Path) -> None:
+    """Also where one has the run's name."""
+    run, seen = tmp_path / "0", tmp_path / "seen"
+    run.mkdir()
+    for name, text in {"srun": 'echo "$@" >"$SEEN"', "squeue": "echo RUNNING None"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    folder.keep(Submitted("slurm", "7", "train", 1, str(run), {"muster": "srun muster"}))
+    subprocess.run(
+        [sys.executable, "-m", "muster", "stacks", "0", "--ranks", "0", "--all-threads"],
+        cwd=tmp_path,
+        env={**os.environ, "SEEN": str(seen), "PATH": f"{tmp_path}:{os.environ['PATH']}"},
+        timeout=within(30),
+        check=True,
+    )
+    assert seen.read_text().split() == (
+        ["muster", "stacks", "--ranks=0", "--all-threads", "--here", str(run)]
+    )
+
+
 @pytest.mark.parametrize("command", ["ps", "stacks", "stop"])
 def test_a_leader_that_does_not_listen_yet_is_asked_once(tmp_path: Path, command: str) -> None:
     run, seen = tmp_path / "run", tmp_path / "seen"

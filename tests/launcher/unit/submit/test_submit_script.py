@@ -33,7 +33,8 @@ if name == "scontrol":
     sys.exit(int(os.environ.get("REFUSED", "0")))
 if name == "srun" and "run" in sys.argv:
     run = sys.argv[sys.argv.index("--output") + 1]
-    open(os.path.join(run, "summary.json"), "w").close()
+    with open(os.path.join(run, "summary.json"), "w") as file:
+        file.write(os.environ.get("SAID", ""))
     sys.exit(int(os.environ["CODE"]))
 """
 
@@ -94,6 +95,14 @@ def test_a_job_begins_again_where_that_helps(
     found, seen = run_it(tmp_path, made, code, SLURM_RESTART_COUNT=str(restarts))
     assert found == code
     assert (seen / "scontrol").exists() == again
+
+
+@pytest.mark.parametrize(("said", "found"), [('    "exit_code": 42,', 42), ("", 102)])
+def test_a_host_that_was_killed_hides_no_outcome(tmp_path: Path, said: str, found: int) -> None:
+    """srun has the killed one's 137; the leader's word counts, and one that left none was lost."""
+    made = job(tmp_path)
+    code, _ = run_it(tmp_path, made, 137, SAID=f'{{\n  "outcome": {{\n{said}\n')
+    assert code == found
 
 
 @pytest.mark.promise("E04")

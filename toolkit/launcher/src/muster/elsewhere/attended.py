@@ -27,7 +27,7 @@ from muster.local.record.layout import ENVIRON
 from muster.local.record.runfolder import in_words
 from muster.run.child.rank_shim import become_subreaper, descendants, end_tree, reap
 from muster.types.errors import STOPPED_EXIT_CODE
-from muster.types.files import write_private
+from muster.types.files import read_text, write_private
 from muster.version import __version__
 
 CODE, RUN = "code.tar.gz", "run"  # in the private folder
@@ -48,7 +48,7 @@ def attend(start: Start) -> int:
     os.dup2(2, 1)  # whatever is printed here is no frame
     os.write(out, frames.MARK)
     desk, receiver = Sender(out), Receiver(0)
-    desk.tell(frames.HELLO, muster=__version__, python=sys.executable)
+    desk.tell(frames.HELLO, muster=__version__, python=sys.executable, machine=_machine())
     kind, content = receiver.next()
     if kind != frames.REQUEST:
         return 1
@@ -72,6 +72,15 @@ def attend(start: Start) -> int:
         os.chdir("/")
         shutil.rmtree(folder, ignore_errors=True)
     return 0
+
+
+def _machine() -> str:
+    """The same for every name of this host, and another one in each container."""
+    try:
+        network = os.readlink("/proc/self/ns/net")
+        return f"{read_text('/proc/sys/kernel/random/boot_id').strip()} {network}"
+    except OSError:
+        return ""
 
 
 def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Receiver) -> bool:

@@ -105,6 +105,8 @@ def _bring_code(request: Request, archive: str, left_out: tuple[str, ...]) -> st
     if packed.startswith(S3):
         return packed
     if is_packed(packed) and not os.path.isdir(packed):
+        if not os.path.isfile(packed):
+            raise UsageError(f"--source-dir {packed}: no such file", "name one that this host has")
         os.makedirs(os.path.dirname(archive), exist_ok=True)
         shutil.copyfile(packed, archive)
     else:

@@ -17,18 +17,15 @@ from muster.arguments import UsageError
 from muster.local.record.layout import BATCH_REQUESTS, SECRET
 from muster.submit import batch_job, client, folder
 from muster.submit.values import (
-    FAILED,
     LOST,
     QUEUED,
     RUNNING,
-    STOPPED,
-    SUCCEEDED,
     JobOutput,
     JobState,
     Submission,
     Submitted,
 )
-from muster.types.errors import STOPPED_EXIT_CODE
+from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED
 
 __all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
 
@@ -116,6 +113,10 @@ def cancel(job: Submitted) -> None:
     """Batch ends all nodes: SIGTERM, then SIGKILL after the time that its instances give."""
     reason = "cancelled by muster submit"
     _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
+
+
+def let_end(job: Submitted) -> None:
+    """No stop reaches a node but by the end of its job."""
 
 
 def output(job: Submitted) -> JobOutput:

@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     if len(of_a_run) > 1 or args.script is not None or args.module is not None:
         raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
     from muster.submit import folder
-    from muster.submit.follow import follow, in_words
+    from muster.submit.follow import follow, in_words, state_of
 
     action = of_a_run[0]
     job = folder.find(getattr(args, action))
@@ -97,8 +97,10 @@ def run(args: argparse.Namespace) -> int:
     if action == "cancel":
         target.cancel(job)
         tell(f"muster submit: cancelled {job.engine} job {job.job_id}\n")
+        with suppress(UsageError):  # keeps the end of one that had not begun
+            state_of(target, job)
         return 0
-    sys.stdout.write(in_words(job, target.state(job)) + "\n")
+    sys.stdout.write(in_words(job, state_of(target, job)) + "\n")
     return 0
 
 

@@ -75,6 +75,14 @@ def keep(job: Submitted) -> None:
         raise _unwritten(error) from None
 
 
+def keep_code(job: Submitted, code: int) -> None:
+    """Adds how the job ended to submitted.json, where that can be written: others who look may not
+    have the right to."""
+    path = os.path.join(job.run, SUBMITTED)
+    with suppress(OSError):
+        write_whole(path, json.dumps(read_object(path) | {"code": code}, indent=1) + "\n")
+
+
 def find(name: str) -> Submitted:
     """As `submitted`. Raises UsageError where there is none."""
     if found := submitted(name):

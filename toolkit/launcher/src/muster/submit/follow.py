@@ -8,7 +8,9 @@ import time
 
 from muster.arguments import UsageError, tell
 from muster.local.paths import shown
-from muster.submit.values import ENDED, JobState, SubmitTarget, Submitted
+from muster.submit import folder
+from muster.submit.values import ENDED, LOST, JobState, SubmitTarget, Submitted
+from muster.types.errors import STOPPED, STOPPED_EXIT_CODE, word_of
 
 POLL_S = 1.0
 LOOK_S = 0.1
@@ -22,20 +24,27 @@ def follow(target: SubmitTarget, job: Submitted) -> int:
     UsageError where the engine stays silent."""
     output = target.output(job)
     last: JobState | None = None
-    answered = time.monotonic()
+    answered, asked_again = time.monotonic(), False
     try:
         while True:
+            found = last
             try:
-                found = target.state(job)
+                found = state_of(target, job)
                 answered = time.monotonic()
-            except UsageError:
+            except UsageError as error:
                 if time.monotonic() - answered > PATIENCE_S:
                     raise
-                found = last or JobState("unknown")
-            if found != last:
+                if last is None and not asked_again:
+                    tell(f"muster submit: {error.message}; asking again\n")
+                asked_again = True
+            if last is not None and found is not None and found.word == LOST:
+                # no engine forgets a job between two looks: somebody has deleted it
+                found = JobState(STOPPED, STOPPED_EXIT_CODE, found.why)
+                folder.keep_code(job, STOPPED_EXIT_CODE)
+            if found is not None and found != last:
                 last = found
                 tell(f"muster submit: {in_words(job, found)}\n")
-            if found.word in ENDED:
+            if found is not None and found.word in ENDED:
                 output.rest()
                 return 1 if found.code is None else found.code
             until = time.monotonic() + POLL_S
@@ -46,6 +55,17 @@ def follow(target: SubmitTarget, job: Submitted) -> int:
         name = shown(job.run)
         tell(f"muster submit: the job goes on; muster submit --cancel {name} ends it\n")
         return INTERRUPTED
+
+
+def state_of(target: SubmitTarget, job: Submitted) -> JobState:
+    """What has become of the job. How it ended is kept: `muster history` asks no engine, and an
+    engine forgets. Raises UsageError."""
+    found = target.state(job)
+    if found.word == LOST and job.code is not None:
+        return JobState(word_of(job.code), job.code)
+    if found.word in ENDED and found.code is not None:
+        folder.keep_code(job, found.code)
+    return found
 
 
 def in_words(job: Submitted, state: JobState) -> str:

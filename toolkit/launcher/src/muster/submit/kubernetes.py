@@ -21,21 +21,20 @@ from muster.submit.kubernetes_job import INSTANCE, KINDS, inner_name
 from muster.submit.kubernetes_logs import PodLogs
 from muster.submit.values import (
     AGAIN,
-    FAILED,
+    ENDED,
     LOST,
     QUEUED,
     RUNNING,
-    STOPPED,
-    SUCCEEDED,
     JobOutput,
     JobState,
     Submission,
     Submitted,
 )
-from muster.types.errors import STOPPED_EXIT_CODE
+from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED
 
-__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
+__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state"]
 
+KILLED = 128 + 9
 _BEGIN = "---\n"  # of a document
 INDEX = "batch.kubernetes.io/job-completion-index"
 _SUCCEEDED, _FAILED = ("Complete", "Completed"), ("Failed",)
@@ -153,8 +152,8 @@ def state(job: Submitted) -> JobState:
 def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:
     """The first that a retry does not help, since it ends the job, else the last one.
 
-    Not 137 while there is another: pods that are still there at the end of their grace period get
-    SIGKILL, whatever the job ended with.
+    Once a job has failed the cluster ends the other pods: with 143, or 137 at the end of their
+    grace period. Neither is the job's code while there is another.
     """
     ends = []
     for pod in pods:
@@ -163,8 +162,11 @@ def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:
             if ended and ended.get("exitCode") and one.get("name") == container:
                 ends.append((str(ended.get("finishedAt", "")), int(ended["exitCode"])))
     ends.sort()
-    final = [code for _, code in ends if code not in AGAIN and code != 128 + 9]
-    return final[0] if final else ends[-1][1] if ends else None
+    final = [code for _, code in ends if code not in (*AGAIN, KILLED)]
+    if final:
+        return final[0]
+    ends.sort(key=lambda end: (end[1] != KILLED, end[1] not in (KILLED, STOPPED_EXIT_CODE)))
+    return ends[-1][1] if ends else None
 
 
 def _waits_for(job: Submitted, pods: list[dict[str, Any]]) -> str:
@@ -207,7 +209,22 @@ def _warned(job: Submitted, kind: str, name: str) -> str:
 
 def cancel(job: Submitted) -> None:
     """Deletes the job, and what was made with it. Pods get SIGTERM and the grace period."""
+    before = state(job)
     client.answer(_deletion(job))
+    if before.word not in ENDED:
+        folder.keep_code(job, STOPPED_EXIT_CODE)
+    elif before.code is not None:
+        folder.keep_code(job, before.code)
+
+
+def let_end(job: Submitted) -> None:
+    """For Kubernetes 143 is worth another attempt. How often a Job begins again can be changed
+    while it runs, which of the other kinds cannot be said."""
+    if job.where["kind"] != "job":
+        tell(f"muster stop: the job may begin again; muster submit --cancel {job.run} ends it\n")
+        return
+    once = json.dumps({"spec": {"backoffLimit": 0}})
+    client.answer([*_kubectl(job, "patch"), f"job/{job.job_id}", "--type=merge", "-p", once])
 
 
 def output(job: Submitted) -> JobOutput:

@@ -12,21 +12,17 @@ from muster.submit.follow import FileTail
 from muster.submit.slurm_script import render
 from muster.submit.values import (
     ENDED,
-    FAILED,
     LOST,
     QUEUED,
     RUNNING,
-    STOPPED,
-    SUCCEEDED,
     JobOutput,
     JobState,
     Submission,
     Submitted,
-    word_of,
 )
-from muster.types.errors import STOPPED_EXIT_CODE
+from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED, word_of
 
-__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
+__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state"]
 
 _WORDS = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), QUEUED),
@@ -46,7 +42,11 @@ def hand_over(job: Submission, text: str) -> Submitted:
     """Keeps the script in the run folder, and gives it to sbatch."""
     path = os.path.join(job.run, BATCH_SCRIPT)
     folder.write_private(path, text)
-    said = client.answer(["sbatch", "--parsable", path]).strip()
+    try:
+        said = client.answer(["sbatch", "--parsable", path]).strip()
+    except UsageError:  # Slurm may have taken the job, and the answer was lost
+        if not (said := _taken(job)):
+            raise
     number, _, cluster = said.partition(";")
     if not number.isdecimal():
         raise UsageError(f"sbatch said {client.in_a_sentence(said)!r} in place of a job's number")
@@ -54,6 +54,16 @@ def hand_over(job: Submission, text: str) -> Submitted:
     if cluster:
         where["cluster"] = cluster
     return Submitted("slurm", number, job.name, job.request.hosts, job.run, where)
+
+
+def _taken(job: Submission) -> str:
+    """The number of the queued job that has this run folder, "" where there is none."""
+    try:
+        asked = ["squeue", "-h", f"--name={job.name}", "-o", "%i %Z"]
+        rows = (line.split(" ", 1) for line in client.answer(asked).splitlines())
+        return next((number for number, folder in rows if folder == job.run), "")
+    except (UsageError, ValueError):
+        return ""
 
 
 def state(job: Submitted) -> JobState:
@@ -66,7 +76,9 @@ def state(job: Submitted) -> JobState:
     word, _, why = out.strip().partition(" ")
     if word and not code and (found := _WORDS.get(word, FAILED)) not in ENDED:
         return JobState(found, None, "" if why == "None" else why)
-    _, out, _ = client.outcome(["scontrol", *_cluster(job), "-o", "show", "job", job.job_id])
+    code, out, err = client.outcome(["scontrol", *_cluster(job), "-o", "show", "job", job.job_id])
+    if code and "Invalid job id" not in err:
+        raise UsageError(f"scontrol: {client.in_a_sentence(err or out)}")
     shown = dict(one.split("=", 1) for one in out.split() if "=" in one)
     word = shown.get("JobState", word)
     if _WORDS.get(word) in (QUEUED, RUNNING):  # it came back meanwhile
@@ -93,6 +105,10 @@ def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
 def cancel(job: Submitted) -> None:
     """By scancel: the cluster's KillWait is the time that ranks have."""
     client.answer(["scancel", *_cluster(job), job.job_id])
+
+
+def let_end(job: Submitted) -> None:
+    """The batch script begins again only where Slurm asked for the stop."""
 
 
 def output(job: Submitted) -> JobOutput:

@@ -56,6 +56,10 @@ $run &
 step=$$!
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
 
+# where a host was killed srun has its 137: the leader's word counts, and one without it was lost
+own=$$(grep -om1 '^    "exit_code": [0-9]*' $summary 2>/dev/null | tr -dc 0-9)
+if [ -n "$$own" ]; then code=$$own; elif [ "$$code" = 137 ] && [ $hosts -gt 1 ]; then code=102; fi
+
 case $$code in
   102|106) again=1 ;;  # a lost host, or a launcher that did not start
   143) again=$$told ;;  # by the signal above, not by a person
@@ -106,7 +110,9 @@ def render(job: Submission) -> str:
     step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
     # a node that cannot know the job would keep the others waiting for it
     see = [*step, "--quiet", "test", "-r", secret] if hosts > 1 else ["test", "-r", secret]
-    step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
+    # a node on which muster never began would keep the job for ever; all others end together
+    step += ["--kill-on-bad-exit=0", f"--wait={_grace_s(job) + MARGIN_S}"]
+    step += ["--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
         exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
         run=_in_shell([*step, "run", *arguments]),
@@ -114,6 +120,7 @@ def render(job: Submission) -> str:
         folder=shlex.quote(job.run),
         stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
+        hosts=hosts,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
         earlier=shlex.quote(os.path.join(job.run, f"{SUMMARY}.part")),
     )
@@ -122,7 +129,6 @@ def render(job: Submission) -> str:
 
 def sbatch_options(job: Submission) -> dict[str, str]:
     """Option -> value, "" for a flag; what --set gives wins."""
-    grace_s = STOP_S if job.grace_s is None else job.grace_s
     options = {
         "job-name": job.name,
         "nodes": str(job.request.hosts),
@@ -130,12 +136,16 @@ def sbatch_options(job: Submission) -> dict[str, str]:
         "chdir": job.run,
         "output": os.path.join(job.run.replace("%", "%%"), ENGINE_LOG),
         "open-mode": "append",
-        "signal": f"B:TERM@{int(grace_s) + MARGIN_S}",
+        "signal": f"B:TERM@{_grace_s(job) + MARGIN_S}",
         "requeue" if job.retries else "no-requeue": "",
     }
     if not any(name in job.settings for name in _SHARES):
         options |= {"exclusive": "", "mem": "0"}  # else the one task has one processor
     return {**options, **job.settings}
+
+
+def _grace_s(job: Submission) -> int:
+    return int(STOP_S if job.grace_s is None else job.grace_s)
 
 
 def beside(job: Submission, number: str) -> list[str]:

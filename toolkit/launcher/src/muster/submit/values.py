@@ -6,19 +6,13 @@ from collections.abc import Mapping
 from typing import Protocol
 
 from muster.local.request import Request
-from muster.types.errors import STOPPED_EXIT_CODE
+from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED
 from muster.types.values import NamedTuple
 
-QUEUED, RUNNING = "queued", "running"
-SUCCEEDED, FAILED, STOPPED, LOST = "succeeded", "failed", "stopped", "lost"
+QUEUED, RUNNING, LOST = "queued", "running", "lost"
 ENDED = (SUCCEEDED, FAILED, STOPPED, LOST)
 # exit codes worth another attempt: a lost host, a launcher that did not start, a stop from outside
 AGAIN = frozenset((102, 106, STOPPED_EXIT_CODE))
-
-
-def word_of(code: int) -> str:
-    """How a job ended that ended with this exit code."""
-    return {0: SUCCEEDED, STOPPED_EXIT_CODE: STOPPED}.get(code, FAILED)
 
 
 class Submission(NamedTuple):
@@ -46,8 +40,8 @@ class Submission(NamedTuple):
 class Submitted(NamedTuple):
     """A job that an engine has, as submitted.json in the run folder keeps it.
 
-    `where`: what the engine's client needs to find the job again, such as a namespace. `code`: the
-    exit code of a job that was attended to its end.
+    `where`: what the engine's client needs to find the job again, such as a namespace. `code`: how
+    the job ended, once that is known: its engine may forget it.
     """
 
     engine: str
@@ -96,6 +90,9 @@ class SubmitTarget(Protocol):
 
     def cancel(self, job: Submitted) -> None:
         """Ends the job as the engine ends jobs."""
+
+    def let_end(self, job: Submitted) -> None:
+        """Sees to it that a job that is stopped does not begin again."""
 
     def output(self, job: Submitted) -> JobOutput:
         """What the job prints from its beginning on."""

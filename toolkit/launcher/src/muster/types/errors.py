@@ -20,8 +20,14 @@ from collections.abc import Sequence
 from muster.types.values import NamedTuple
 
 STOPPED_EXIT_CODE = 143
+SUCCEEDED, FAILED, STOPPED = "succeeded", "failed", "stopped"  # how a job ended, for people
 # 104 is kept for lost devices.
 RESERVED_EXIT_CODES = frozenset({100, 101, 102, 103, 104, 105, 106, STOPPED_EXIT_CODE})
+
+
+def word_of(code: int) -> str:
+    """How a job ended that ended with this exit code."""
+    return {0: SUCCEEDED, STOPPED_EXIT_CODE: STOPPED}.get(code, FAILED)
 
 
 class MusterError(Exception):

@@ -9,8 +9,10 @@ from muster.arguments import UsageError
 from muster.local import control_client
 from muster.submit import folder
 from muster.submit.command import target_of
-from muster.submit.follow import in_words
+from muster.submit.follow import in_words, state_of
 from muster.submit.values import RUNNING
+
+PASSED_ON = ("ranks", "all_threads", "json")  # options, of any of the commands
 
 
 def asked_there(args: argparse.Namespace, command: str) -> int | None:
@@ -20,11 +22,17 @@ def asked_there(args: argparse.Namespace, command: str) -> int | None:
     if job is None or control_client.listens_here(job.run):
         return None
     target = target_of(job.engine)
-    state = target.state(job)
+    state = state_of(target, job)
     if state.word != RUNNING:
         raise UsageError(f"{args.run} is not running: {in_words(job, state)}")
+    if command == "stop":
+        target.let_end(job)
     run = job.where.get("run", job.run)
-    words = [word for word in args.command_line if word != args.run]
+    words = [
+        f"--{name.replace('_', '-')}" + ("" if value is True else f"={value}")
+        for name, value in vars(args).items()
+        if name in PASSED_ON and value
+    ]
     if run:  # which has submitted.json there, too: a leader that does not listen yet is not there
         words += ["--here", run]
     argv = [*target.inside(job), command, *words]

@@ -12,6 +12,7 @@ from muster.local.record import layout, runfolder
 from muster.local.record.artifacts import made
 from muster.local.record.command_file import CommandLine, read_command
 from muster.report.cells import mapping, number, text, whole
+from muster.types.errors import word_of
 from muster.types.files import read_object
 from muster.types.names import TYPED, did_you_mean
 from muster.types.run_files import SUMMARY
@@ -102,15 +103,20 @@ def read_run(path: str) -> Run:
     and the folder may go at any time."""
     summary = read_object(os.path.join(path, SUMMARY))
     local, outcome = mapping(summary.get("local")), mapping(summary.get("outcome"))
-    unknown = "submitted" if os.path.exists(os.path.join(path, layout.SUBMITTED)) else "lost"
+    kept = os.path.join(path, layout.SUBMITTED)
+    unknown = "submitted" if os.path.exists(kept) else "lost"
+    ended = whole(read_object(kept).get("code"))
+    if ended is not None:  # its engine said so; no host had begun, or could write a summary
+        unknown = word_of(ended)
     state = (text(outcome.get("result")) or unknown).lower()
     if not is_over(path):
         state = "running"
     code, seconds = whole(local.get("exit_code")), number(local.get("seconds"))
+    codes = (code, whole(outcome.get("exit_code")), ended)
     return Run(
         path=path,
         state=state,
-        code=whole(outcome.get("exit_code")) if code is None else code,
+        code=next((one for one in codes if one is not None), None),
         seconds=seconds if seconds is not None and 0 <= seconds < MOST_S else None,
         headline=text(outcome.get("headline")),
         hosts=tuple(name for name in _names(path) if os.path.isdir(f"{path}/{name}/opt/ml")),

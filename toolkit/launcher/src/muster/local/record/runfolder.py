@@ -16,6 +16,7 @@ from contextlib import suppress
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
 from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE, SUBMITTED
+from muster.types.files import read_object
 from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
 
@@ -226,6 +227,7 @@ def _refuse_another_engine_s(path: str, overwrite: bool) -> None:
     if has_busy_hosts(path):
         raise UsageError(f"{path} is in use by the job of another engine", "name another folder")
     submitted, over = (os.path.exists(os.path.join(path, one)) for one in (SUBMITTED, SUMMARY))
+    over = over or read_object(os.path.join(path, SUBMITTED)).get("code") is not None
     if submitted and not over and not overwrite:
         why = f"{path} was submitted to another engine, and the job may begin yet"
         raise UsageError(why, "name another folder, or add --overwrite")

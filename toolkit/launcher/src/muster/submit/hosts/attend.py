@@ -54,6 +54,7 @@ class Attendance:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._links: list[Link] = []
         self._pythons: dict[int, str] = {}
+        self._machines: dict[str, str] = {}  # -> name of the host
         self._ready: set[int] = set()
         self._codes: dict[int, int] = {}  # in the order in which they came
         self._over: dict[int, str] = {}  # hosts that need nothing more -> why there is no record
@@ -129,6 +130,10 @@ class Attendance:
         if event.kind == frames.HELLO:
             hello = frames.fields_of(event.content)
             self._pythons[event.host] = str(hello.get("python"))
+            machine = str(hello.get("machine"))
+            if (first := self._machines.setdefault(machine, host.name)) != host.name and machine:
+                what = f"{first} and {host.name} are the same host"
+                raise UsageError(what, "name every host once; nothing was started on any host")
             if (other := hello.get("muster")) != __version__:
                 what = f"{host.name} has muster {other}, this is {__version__}"
                 raise UsageError(what, f"install the same there: muster-training=={__version__}")

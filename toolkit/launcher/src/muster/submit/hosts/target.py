@@ -14,15 +14,8 @@ from muster.submit.follow import FileTail
 from muster.submit.hosts.attend import Attendance
 from muster.submit.hosts.listed import Destination, attended, read_hosts, ssh
 from muster.submit.hosts.request import ARCHIVE, OUTPUT
-from muster.submit.values import (
-    LOST,
-    RUNNING,
-    JobOutput,
-    JobState,
-    Submission,
-    Submitted,
-    word_of,
-)
+from muster.submit.values import LOST, RUNNING, JobOutput, JobState, Submission, Submitted
+from muster.types.errors import word_of
 
 
 def check(job: Submission) -> None:
@@ -77,6 +70,10 @@ def cancel(job: Submitted) -> None:
         os.kill(int(job.where["process"]), signal.SIGTERM)
     except (OSError, KeyError, ValueError) as error:
         raise UsageError(f"{_attendant(job)} cannot be told: {error}") from None
+
+
+def let_end(job: Submitted) -> None:
+    """Nobody begins it again."""
 
 
 def output(job: Submitted) -> JobOutput:

@@ -1,0 +1,88 @@
+"""Ways to hosts that people have: many, behind another host, by a shared connection, with shells
+and logins of their own."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
+from tests.launcher.elsewhere.test_ssh_hosts import SCRIPT, Place, result
+from tests.support.waiting import wait_until
+
+NAMES = tuple(f"host-{place}" for place in range(5))
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desk]:
+    with ssh_hosts(tmp_path_factory.mktemp("ssh") / "d", NAMES) as made:
+        yield made
+
+
+@pytest.fixture
+def place(desk: Desk, tmp_path: Path) -> Place:
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "train.py").write_text(SCRIPT)
+    (tmp_path / "tmp").mkdir()
+    return Place(desk, tmp_path)
+
+
+def nothing_left(place: Place) -> None:
+    wait_until(lambda: not any(map(place.desk.left, NAMES)), 60)
+
+
+def test_hosts_behind_another_one_by_shared_connections(place: Place) -> None:
+    """The connections that ssh keeps open for the next command do not keep the job."""
+    behind = NAMES[1:]
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # paths of sockets are
+        ways = ("ProxyJump=host-0", "ControlMaster=auto", "ControlPersist=2")
+        ways += (f"ControlPath={short}/%C",)
+        options = [word for one in ways for word in ("--set", one)]
+        code, out, err = result(place.start(*options, file="\n".join(behind)))
+        assert code == 0 and out.count("said ") == len(behind), err
+    assert {path.name for path in (place.folder / "run/model").iterdir()} == {
+        f"weights-{name}" for name in behind
+    }
+    nothing_left(place)
+
+
+def test_a_host_by_two_names_is_refused(place: Place) -> None:
+    """Ranks of both would be there, and want the same ports."""
+    code, out, err = result(place.start(file="host-1\n10.78.0.3"))
+    assert (code, out) == (2, ""), err
+    assert "are the same host" in err and "host-1" in err and "10.78.0.3" in err, err
+    assert not (place.folder / "run").exists()
+    nothing_left(place)
+
+
+@pytest.mark.parametrize("shell", ["dash", "tcsh", "fish"])
+def test_any_login_shell_will_do(place: Place, shell: str) -> None:
+    path = shutil.which(shell)
+    if path is None:
+        pytest.skip(f"there is no {shell} on this machine")
+    known = place.desk.home.parent / "passwd"
+    before = known.read_text()
+    known.write_text(before.replace("/bin/bash", path))
+    try:
+        code, out, err = result(place.start(file="host-2"))
+    finally:
+        known.write_text(before)
+    assert code == 0 and out.count("said ") == 1, err
+
+
+def test_a_closed_terminal_stops_the_job(place: Place) -> None:
+    job = place.start(
+        "--set", f"TMPDIR={place.folder}/tmp", env={"STAY": "1"}, file="host-1\nhost-2"
+    )
+    up = "tmp/muster-job-*/run/*/opt/ml/output/data/up"
+    wait_until(lambda: len(list(place.folder.glob(up))) == 2 or job.poll() is not None, 60)
+    os.kill(job.pid, signal.SIGHUP)
+    code, out, err = result(job)
+    assert code == 143 and out.count("saved") == 2, err
+    nothing_left(place)
