@@ -93,8 +93,9 @@ class Result(NamedTuple):
     def _said_by_launchers(self) -> str:
         """The last lines of the first host whose torchrun or mpirun wrote any."""
         for log in sorted(glob.glob(f"{glob.escape(self.folder)}/*/{LOGS}/launcher.log")):
-            if lines := tail(log, LAUNCHER_BYTES).splitlines():
-                return "\n".join(lines[-LAUNCHER_LINES:])
+            with suppress(OSError):  # of another user
+                if lines := tail(log, LAUNCHER_BYTES).splitlines():
+                    return "\n".join(lines[-LAUNCHER_LINES:])
         return ""
 
     @property
