@@ -99,7 +99,7 @@ def start(options: argparse.Namespace) -> tuple[int, int, torch.device]:
     """Joins the process group when a launcher started several ranks: rank, world size, device."""
     if "RANK" not in os.environ:
         return 0, 1, torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(os.environ["LOCAL_WORLD_SIZE"])))
+    # torch computes with OMP_NUM_THREADS threads: muster sets it to each rank's share
     backend, device = backend_of(options), torch.device("cpu")
     if backend == "smddp":
         import smdistributed.dataparallel.torch.torch_smddp  # noqa: F401 - makes it known to torch

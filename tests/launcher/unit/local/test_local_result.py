@@ -44,6 +44,19 @@ def test_ranks_of_a_run_without_a_summary_are_those_that_wrote(tmp_path: Path) -
     assert str(result.failure) == "the run ended with exit code 137"
 
 
+def test_what_a_launcher_said_is_the_text_where_no_rank_ran(tmp_path: Path) -> None:
+    (tmp_path / "algo-1/logs").mkdir(parents=True)
+    (tmp_path / "algo-1/logs/launcher.log").write_text("python: No module named 'torch'\n")
+    outcome = {
+        "result": "Failed", "headline": "LaunchError: it ended", "fix": "see its lines below",
+        "first": None,
+    }  # fmt: skip
+    (tmp_path / "summary.json").write_text(json.dumps({"outcome": outcome}))
+    result = read_result(106, str(tmp_path))
+    assert result.failure is not None
+    assert result.failure.text == "python: No module named 'torch'"
+
+
 def test_a_run_without_a_folder_has_an_end(tmp_path: Path) -> None:
     result = read_result(143, "")
     assert (result.succeeded, result.ranks, result.metrics) == (False, (), ())

@@ -416,8 +416,11 @@ def test_what_of_the_output_is_shown_is_said_by_its_variables(
 ) -> None:
     monkeypatch.setenv("MUSTER_QUIET", "1")
     monkeypatch.setenv("MUSTER_SHOW_RANKS", "0,last")
-    assert "Shown(" not in desk.plan()[1]
+    monkeypatch.setenv("MUSTER_DEBUG", "wait:0")
+    page = desk.plan()[1]
+    assert "Shown(" not in page and "Debug(" not in page
     rows = {row["source"]: row["value"] for row in desk.json()["understood"]}
+    assert rows["variable MUSTER_DEBUG"] == "wait:0"
     assert rows["variable MUSTER_SHOW_RANKS"] == "0,last"
     assert rows["variable MUSTER_QUIET"] == "1"
 

@@ -259,7 +259,7 @@ def _changed_rows(job: Job) -> tuple[Row, ...]:
     rows = [
         Row(
             name.replace("_", " "),
-            MASK if name == "secret" else str(value),
+            MASK if name == "secret" else job.environ[VARIABLES[name]],  # as it was typed
             f"variable {VARIABLES[name]}",
         )
         for name, value in job.settings._asdict().items()

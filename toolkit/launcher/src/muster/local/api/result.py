@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 from collections.abc import Mapping
 from contextlib import suppress
@@ -10,10 +11,12 @@ from typing import Any
 
 from muster.report.cells import mapping
 from muster.report.host import rank_files
-from muster.report.lines import Lines
+from muster.report.lines import Lines, tail
 from muster.types.files import read_object, read_text
 from muster.types.run_files import LOGS, METRICS, SUMMARY
 from muster.types.values import NamedTuple
+
+LAUNCHER_BYTES, LAUNCHER_LINES = 8192, 20  # of what is shown
 
 
 class RankResult(NamedTuple):
@@ -40,7 +43,7 @@ class RankResult(NamedTuple):
 
 class Failure(NamedTuple):
     """Why a run failed or was stopped. `rank` and `host`: the first that failed, None and "" where
-    no rank did. `text`: the last lines that it wrote."""
+    no rank did. `text`: the last lines that it wrote, or else the launcher."""
 
     headline: str
     fix: str = ""
@@ -77,13 +80,23 @@ class Result(NamedTuple):
         if outcome.get("result") == "Stopped":
             headline = f"stopped: {headline}"
         rank = first.get("rank")
+        no_rank = outcome.get("result") == "Failed" and not first
+        said = self._said_by_launchers() if no_rank else ""
         return Failure(
             headline=headline,
             fix=str(first.get("fix") or outcome.get("fix") or ""),
             rank=rank if isinstance(rank, int) else None,
             host=str(first.get("host") or ""),
-            text=str(first.get("tail") or ""),
+            text=str(first.get("tail") or "") or said,
         )
+
+    def _said_by_launchers(self) -> str:
+        """The last lines of the first host whose torchrun or mpirun wrote any."""
+        for log in sorted(glob.glob(f"{glob.escape(self.folder)}/*/{LOGS}/launcher.log")):
+            with suppress(OSError):  # of another user
+                if lines := tail(log, LAUNCHER_BYTES).splitlines():
+                    return "\n".join(lines[-LAUNCHER_LINES:])
+        return ""
 
     @property
     def metrics(self) -> tuple[Mapping[str, Any], ...]:

@@ -276,7 +276,8 @@ class Coordinator:
                         106,
                         f"{listed(late, NAMED)}: not all ranks started within "
                         f"{self._deadlines.start_s:g} s",
-                        "look at the launcher's lines in the log of that host",
+                        "look at the launcher's lines in the log of that host; where there are "
+                        "none, the machine may be busy or its disk slow: raise MUSTER_START_S",
                         "",
                     ),
                     now,
