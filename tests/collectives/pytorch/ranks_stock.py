@@ -80,6 +80,32 @@ def the_options_of_the_device_path_come_first(world: World) -> None:
         assert isinstance(dist.group.WORLD._get_backend(CUDA), dist.ProcessGroupGloo)
 
 
+def parts_split_from_a_stock_group_know_their_ranks(world: World) -> None:
+    """However often, and though it is not the first group with gloo of the process."""
+    everyone = list(range(world.size))
+    ours = everyone[:1] if world.rank == 0 else everyone[1:]
+    with made(world, SPELLINGS[0]):
+        whole: Any = dist.group.WORLD
+        for turn in range(3):
+            part = whole.split_group(ours[::-1], None, None, f"part {turn} {ours[0]}")
+            inner = part.split_group([part.rank()], None, None, f"own {turn} {world.rank}")
+            for group, ranks in ((whole, everyone), (part, ours), (inner, [world.rank])):
+                options = group._get_backend(CUDA).options
+                assert options.global_ranks_in_group == ranks, ranks
+                assert group.rank() == ranks.index(world.rank)
+                total = torch.ones(1)
+                group.allreduce([total]).wait()
+                assert total.item() == len(ranks)
+            for group in (inner, part):
+                group.shutdown()
+        for ranks, devices in (([world.size], None), ([-1], None), ([0], [CPU])):
+            try:
+                whole.split_group(ranks, None, None, "none", None, devices)
+                raise AssertionError(f"{ranks} of {devices} were split from {world.size} ranks")
+            except (RuntimeError, ValueError) as error:
+                assert "use new_group" in str(error) or "are not ranks" in str(error), error
+
+
 def a_backend_that_torch_lacks_is_an_error_that_names_the_fix(world: World) -> None:
     if dist.is_nccl_available():
         return
@@ -94,6 +120,7 @@ CHECKS = (
     a_device_with_a_backend_of_its_own_has_torchs,
     a_tensor_on_a_device_goes_there_as_it_comes,
     the_options_of_the_device_path_come_first,
+    parts_split_from_a_stock_group_know_their_ranks,
     a_backend_that_torch_lacks_is_an_error_that_names_the_fix,
 )
 

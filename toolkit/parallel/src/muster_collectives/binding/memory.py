@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from muster_collectives.binding import abi, shared_memory
 from muster_collectives.runtime.errors import CollectiveError, ResourceError
 from muster_collectives.runtime.layout import ShmMethod
+from muster_collectives.runtime.messages import DESCRIPTORS_FIX, NO_DESCRIPTOR
 from muster_collectives.runtime.types import Code, Failure
 
 if TYPE_CHECKING:
@@ -184,10 +185,13 @@ def _agree(group: Communicator, failed: str) -> None:
 
 def _refused(group: Communicator, guilty: Sequence[int], why: str) -> ResourceError:
     who = ", ".join(str(rank) for rank in guilty)
+    fix = "use ordinary memory, or ask for less" if why else "do what its message says"
+    if any(os.strerror(code) in why for code in NO_DESCRIPTOR):
+        fix = DESCRIPTORS_FIX
     return ResourceError(
         f"group {group.name!r}, rank {group.rank} of {group.size}: registered memory is refused by "
         f"rank {who}: {why or 'its own message says why'}",
-        "use ordinary memory, or ask for less; the group still works",
+        f"{fix}; the group still works",
         group=group.name, rank=group.rank, ranks=guilty, code=Code.EMEM,
     )  # fmt: skip
 

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from muster_collectives.binding.communicator import Communicator
 from muster_collectives.runtime.summary import GroupStats
 from muster_collectives.runtime.types import Verb
+from muster_collectives.torch.cuda.stock import split
 from muster_collectives.torch.group_state import GroupState
 from muster_collectives.torch.ops.lowered import (
     SUMS_AS_THEY_LIE,
@@ -126,15 +127,18 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         group_desc: str | None = None,
         device_types: Any = None,
     ) -> Any:
-        """A group of these of our ranks, whose part for devices is split from ours; None on other
-        ranks. Raises RuntimeError where there is no such part."""
+        """A group of these of our ranks, in their order, whose part for devices is split from ours;
+        None on other ranks. Raises RuntimeError where there is no such part, ValueError for ranks
+        that are none of ours."""
         stock = self._state.device.stock
-        if stock is None:
-            raise RuntimeError("only a group with NCCL can be split: use new_group")
-        devices = list(stock._device_types if device_types is None else device_types)
+        devices = [] if stock is None else list(device_types or stock._device_types)
         kept = [device for device in devices if device.type != "cpu"]
-        child = stock.split_group(new_ranks, timeout, opts, group_name, group_desc, kept)
-        if child is None or (device_types is not None and kept == devices):
+        if not kept:
+            raise RuntimeError("only a group with NCCL can be split: use new_group")
+        new_ranks = sorted(new_ranks)
+        members = self._state.identity.global_ranks
+        child = split(stock, members, new_ranks, timeout, opts, group_name, group_desc, kept)
+        if child is None or (device_types and kept == devices):
             return child
         return self._state.split(child, new_ranks, timeout)
 

@@ -9,7 +9,9 @@ function that makes groups has them.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
+from datetime import timedelta
 from types import FrameType
 from typing import Any
 
@@ -17,7 +19,6 @@ import torch
 import torch.distributed as dist
 
 _C10D: Any = dist.distributed_c10d
-_TORCH = _C10D._new_process_group_helper.__code__
 
 
 def stock_group(caller: FrameType, ours: Sequence[str], options: Any, backend_options: Any) -> Any:
@@ -26,7 +27,7 @@ def stock_group(caller: FrameType, ours: Sequence[str], options: Any, backend_op
     no such device, or torch makes groups in a way that we do not know. Raises ValueError for
     backends that torch alone can make.
     """
-    known = caller.f_locals if caller.f_code is _TORCH else {}
+    known = caller.f_locals if caller.f_globals is vars(_C10D) else {}
     group, config = known.get("pg"), known.get("backend_config")
     if group is None or config is None:
         return None
@@ -43,9 +44,43 @@ def stock_group(caller: FrameType, ours: Sequence[str], options: Any, backend_op
     return group if group._device_types else None
 
 
+def split(
+    stock: Any,
+    members: Sequence[int],
+    ranks: Sequence[int],
+    timeout: timedelta | None,
+    options: Any,
+    name: str | None,
+    description: str | None,
+    devices: Sequence[torch.device],
+) -> Any:
+    """The group of these of its ranks, split from `stock`, whose global ranks are `members`; None
+    on other ranks. Raises ValueError for ranks that it has not.
+
+    torch looks `ranks` up, unchecked, in a list that is empty for most default groups, and writes
+    the part's into the options: with none given they are the group's own, for the next split too.
+    """
+    if not ranks or not set(ranks) <= set(range(stock.size())):
+        raise ValueError(f"{list(ranks)} are not ranks of a group of {stock.size()}")
+    held = [stock._get_backend(device).options for device in devices]
+    for each in held:
+        each.global_ranks_in_group = list(members)
+    given = _copied(held[-1]) if options is None else options
+    return stock.split_group(ranks, timeout, given, name, description, list(devices))
+
+
+def _copied(options: Any) -> Any:
+    if not isinstance(options, dist.ProcessGroupGloo._Options):
+        return copy.deepcopy(options)
+    made: Any = dist.ProcessGroupGloo._Options()  # which torch cannot copy
+    made._devices, made._threads = options._devices, options._threads
+    made._timeout = options._timeout
+    return made
+
+
 def _backend(name: str, device: str, options: Any, given: Any, known: Mapping[str, Any]) -> Any:
     """As torch 2.13 makes it; `given` are the options of the caller's program."""
-    store = dist.PrefixStore(f"{device}/", known["prefix_store"])
+    store = dist.PrefixStore(f"{device}/", options.store)
     rank, size, timeout = options.group_rank, options.group_size, options.timeout
     if name == dist.Backend.GLOO:
         backend: Any = dist.ProcessGroupGloo(store, rank, size, timeout=timeout)
