@@ -58,7 +58,7 @@ class Cluster:
         if verb != "GET":
             self.asked.append(Asked(verb, url.path, query, body))
             dry = "dryRun" in query
-            if verb == "POST" and (plural, dry) in self.refusals:
+            if verb in ("POST", "PATCH") and (plural, dry) in self.refusals:
                 return _problem(*self.refusals[plural, dry])
         return self._object(verb, plural, name, query, body, "/".join(path[1 : at - 2]))
 

@@ -103,8 +103,7 @@ FAULTS = (
         r"FAILED ClusterError: port 7776 \(control\) is in use by .*",
         act="second",
         own={
-            # the other host gives up by itself before srun ends it with SIGKILL
-            "slurm": ("--set", "oversubscribe", "--env", "MUSTER_JOIN_S=30"),
+            "slurm": ("--set", "oversubscribe", *SOON),  # the other host waits for a leader
             "kubernetes": ("--set", "pod.hostNetwork=true"),
         },
         cannot={"batch": "each node of each job has a network interface of its own"},

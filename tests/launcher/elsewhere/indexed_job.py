@@ -77,7 +77,8 @@ class IndexedJob:
         for place, pod in enumerate(self._counted):
             ended = {"exitCode": pod.code, "finishedAt": f"2026-11-29T10:00:{place:02d}Z"}
             one = {"name": pod.container["name"], "state": {"terminated": ended}}
-            found.append({"status": {"containerStatuses": [one]}})
+            about = {"annotations": {"batch.kubernetes.io/job-completion-index": str(pod.index)}}
+            found.append({"metadata": about, "status": {"containerStatuses": [one]}})
         return found
 
     def latest(self, index: int) -> Pod:

@@ -350,8 +350,22 @@ def test_a_stopped_job_does_not_begin_again(cluster: Cluster) -> None:
     job = submitted(cluster)
     pod(cluster, job, 0, "Running")
     assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 6
+    cluster.kept["jobs", job]["status"] = {"failed": 2}  # it has begun again once
     muster(cluster, "stop", "run")  # the server lets nobody into a pod
-    assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 0
+    assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 2  # with more it would end at once
+
+
+def test_a_stop_asks_the_leader_also_without_the_right_to_change_the_job(cluster: Cluster) -> None:
+    """And changes nothing where there is no leader to ask."""
+    job = submitted(cluster)
+    pod(cluster, job, 1, "Running")
+    assert "no pod of" in muster(cluster, "stop", "run").err
+    assert cluster.kept["jobs", job]["spec"]["backoffLimit"] == 6
+    pod(cluster, job, 0, "Running")
+    cluster.refusals["jobs", False] = (403, "jobs.batch is forbidden: User cannot patch")
+    said = muster(cluster, "stop", "run").err
+    assert re.search("may begin again .*cannot patch.*--cancel", said), said
+    assert "exec" in said.splitlines()[-1] or "pods" in said, said
 
 
 def test_the_code_of_pods_that_a_failed_job_ends_is_not_its_own() -> None:
@@ -365,6 +379,17 @@ def test_the_code_of_pods_that_a_failed_job_ends_is_not_its_own() -> None:
     assert ended(102, 143) == ended(102, 137) == 102
     assert ended(143, 137) == 143 and ended(42, 143) == 42 and ended(137) == 137
     assert ended() is None
+
+
+def test_the_code_of_an_attempt_that_began_again_is_not_the_jobs() -> None:
+    """It lost a host, began again, and then a person stopped it."""
+    pods = []
+    for place, (index, code) in enumerate([(1, 137), (0, 102), (0, 143), (1, 143)]):
+        state = {"terminated": {"exitCode": code, "finishedAt": f"2026-11-29T10:00:0{place}Z"}}
+        status = {"containerStatuses": [{"name": "muster", "state": state}]}
+        pods.append({"metadata": {"annotations": {INDEX: str(index)}}, "status": status})
+    assert kubernetes.exit_code(pods, "muster") == 143
+    assert kubernetes.exit_code(pods[:2], "muster") == 102
 
 
 def test_the_code_that_arrives_is_the_users(cluster: Cluster) -> None:

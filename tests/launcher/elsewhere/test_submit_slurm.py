@@ -185,6 +185,18 @@ def test_a_controller_that_does_not_answer_yet_is_asked_again(desk: Desk) -> Non
     assert "unknown" not in said, said
 
 
+def test_a_host_where_muster_cannot_start_leaves_the_leader_its_word(desk: Desk) -> None:
+    """srun sees a task that has ended, and the leader still waits for the host to join."""
+    python = desk.folder / "python"
+    python.write_text(f'#!/bin/sh\n[ $(uname -n) != n2 ] || exit 127\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    words = ["--hosts", "2", "--retries", "0", "--grace", "1", "--env", "MUSTER_JOIN_S=25"]
+    desk.submit("absent", *words, "--python", str(python))
+    said = desk.muster("submit", "--follow", "absent", code=102)
+    assert "n2 did not join within 25 s (1 of 2 present)" in said, said
+    assert "failed, exit code 102" in desk.muster("history", "show", "absent")
+
+
 @pytest.mark.promise("E06")
 def test_who_stops_looking_does_not_end_the_job(desk: Desk) -> None:
     watcher = desk.start(

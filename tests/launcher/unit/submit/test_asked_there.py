@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from muster.submit import folder
+from muster.arguments import UsageError
+from muster.submit import folder, follow, slurm
 from muster.submit.values import Submitted
 from tests.support.waiting import within
 
@@ -62,3 +63,46 @@ def test_a_leader_that_does_not_listen_yet_is_asked_once(tmp_path: Path, command
     assert done.returncode == 2, done.stderr
     assert "is not running" in done.stderr
     assert seen.read_text().split() == ["called"]
+
+
+STATES = {  # what squeue says each time; scontrol says what its file holds
+    "squeue": 'if rm "$SEEN"; then echo RUNNING None; else echo Invalid job id >&2; exit 1; fi',
+    "scontrol": "cat scontrol-says >&2; exit 1",
+}
+
+
+def followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, says: str) -> int:
+    """The exit code of a job that runs, and at the next look is in no queue any more."""
+    for name, text in STATES.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "run").mkdir()
+    (tmp_path / "scontrol-says").write_text(says)
+    (tmp_path / "seen").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SEEN", str(tmp_path / "seen"))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    job = Submitted("slurm", "7", "train", 1, str(tmp_path / "run"), {"muster": "srun muster"})
+    folder.keep(job)
+    return follow.follow(slurm, job)
+
+
+@pytest.mark.parametrize(("within_s", "code"), [(30.0, 143), (0.0, 1)])
+def test_a_job_that_nobody_looked_at_for_long_was_not_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, within_s: float, code: int
+) -> None:
+    """The machine of the one who follows slept: the engine forgot a job that ended meanwhile."""
+    monkeypatch.setattr(follow, "FORGETS_S", within_s, raising=False)
+    assert followed(tmp_path, monkeypatch, "Invalid job id specified") == code
+    kept = folder.submitted("run")
+    assert kept is not None and kept.code == (code if code == 143 else None)
+
+
+def test_a_scontrol_that_fails_says_nothing_about_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(follow, "PATIENCE_S", 0.0)
+    with pytest.raises(UsageError, match="scontrol: Unable to contact slurm controller"):
+        followed(tmp_path, monkeypatch, "Unable to contact slurm controller")
+    kept = folder.submitted("run")
+    assert kept is not None and kept.code is None

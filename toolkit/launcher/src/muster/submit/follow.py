@@ -15,6 +15,7 @@ from muster.types.errors import STOPPED, STOPPED_EXIT_CODE, word_of
 POLL_S = 1.0
 LOOK_S = 0.1
 PATIENCE_S = 180.0  # with an engine that does not answer
+FORGETS_S = 30.0  # an engine may forget a job that ended longer ago
 INTERRUPTED = 130
 MAX_READ_BYTES = 1 << 20
 
@@ -25,22 +26,24 @@ def follow(target: SubmitTarget, job: Submitted) -> int:
     output = target.output(job)
     last: JobState | None = None
     answered, asked_again = time.monotonic(), False
+    seen = time.time()  # by a clock that goes on while this machine sleeps
     try:
         while True:
             found = last
             try:
                 found = state_of(target, job)
                 answered = time.monotonic()
+                if found.word == LOST and last is not None and time.time() - seen < FORGETS_S:
+                    # no engine forgets a job between two looks: somebody has deleted it
+                    found = JobState(STOPPED, STOPPED_EXIT_CODE, found.why)
+                    folder.keep_code(job, STOPPED_EXIT_CODE)
+                seen = time.time()
             except UsageError as error:
                 if time.monotonic() - answered > PATIENCE_S:
                     raise
                 if last is None and not asked_again:
                     tell(f"muster submit: {error.message}; asking again\n")
                 asked_again = True
-            if last is not None and found is not None and found.word == LOST:
-                # no engine forgets a job between two looks: somebody has deleted it
-                found = JobState(STOPPED, STOPPED_EXIT_CODE, found.why)
-                folder.keep_code(job, STOPPED_EXIT_CODE)
             if found is not None and found != last:
                 last = found
                 tell(f"muster submit: {in_words(job, found)}\n")

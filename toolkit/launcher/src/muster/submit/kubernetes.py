@@ -150,18 +150,21 @@ def state(job: Submitted) -> JobState:
 
 
 def exit_code(pods: list[dict[str, Any]], container: str) -> int | None:
-    """The first that a retry does not help, since it ends the job, else the last one.
+    """The first that a retry does not help, since it ends the job, else the last one. Of each host
+    its last pod counts: earlier ones are of attempts that began again.
 
     Once a job has failed the cluster ends the other pods: with 143, or 137 at the end of their
     grace period. Neither is the job's code while there is another.
     """
-    ends = []
-    for pod in pods:
+    last: dict[str, tuple[str, int]] = {}
+    for place, pod in enumerate(pods):
+        host = pod.get("metadata", {}).get("annotations", {}).get(INDEX, f"pod {place}")
         for one in pod.get("status", {}).get("containerStatuses", []):
             ended = one.get("state", {}).get("terminated")
-            if ended and ended.get("exitCode") and one.get("name") == container:
-                ends.append((str(ended.get("finishedAt", "")), int(ended["exitCode"])))
-    ends.sort()
+            if ended and one.get("name") == container:
+                end = str(ended.get("finishedAt", "")), int(ended.get("exitCode") or 0)
+                last[host] = max(last.get(host, end), end)
+    ends = sorted(end for end in last.values() if end[1])
     final = [code for _, code in ends if code not in (*AGAIN, KILLED)]
     if final:
         return final[0]
@@ -219,12 +222,17 @@ def cancel(job: Submitted) -> None:
 
 def let_end(job: Submitted) -> None:
     """For Kubernetes 143 is worth another attempt. How often a Job begins again can be changed
-    while it runs, which of the other kinds cannot be said."""
-    if job.where["kind"] != "job":
-        tell(f"muster stop: the job may begin again; muster submit --cancel {job.run} ends it\n")
-        return
-    once = json.dumps({"spec": {"backoffLimit": 0}})
-    client.answer([*_kubectl(job, "patch"), f"job/{job.job_id}", "--type=merge", "-p", once])
+    while it runs, which of the other kinds cannot be said: to the failures that it has had, since a
+    Job with more ends at once. Without the right to, it is stopped all the same."""
+    why = ""
+    if job.where["kind"] == "job":
+        failed = sum(one.get("status", {}).get("failed", 0) for one in _items(job, KINDS["job"]))
+        once = json.dumps({"spec": {"backoffLimit": failed}})
+        patch = [*_kubectl(job, "patch"), f"job/{job.job_id}", "--type=merge", "-p", once]
+        if not (why := _quietly(patch)):
+            return
+        why = f" ({why})"
+    tell(f"muster stop: the job may begin again{why}; muster submit --cancel {job.run} ends it\n")
 
 
 def output(job: Submitted) -> JobOutput:

@@ -52,12 +52,24 @@ if ! $see; then
   echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
   exit 100
 fi
+own() { grep -om1 '^    "exit_code": [0-9]*' $summary 2>/dev/null | tr -dc 0-9; }
 $run &
 step=$$!
+# A node on which muster never began would keep the job for ever. The leader's word comes before any
+# host leaves, so only from then on others have to end: not by srun's --wait, which counts from the
+# first end and would kill a leader that still waits for a host.
+trap : USR1
+left=$margin
+while sleep 1; do
+  [ -z "$$(own)" ] || [ $$((left -= 1)) -gt 0 ] || kill -USR1 $$$$ || break
+done >/dev/null 2>&1 &
+watch=$$!
+disown
 while before=$$told; wait "$$step"; code=$$?; [ "$$told" != "$$before" ]; do :; done
+kill "$$watch"
 
 # where a host was killed srun has its 137: the leader's word counts, and one without it was lost
-own=$$(grep -om1 '^    "exit_code": [0-9]*' $summary 2>/dev/null | tr -dc 0-9)
+own=$$(own)
 if [ -n "$$own" ]; then code=$$own; elif [ "$$code" = 137 ] && [ $hosts -gt 1 ]; then code=102; fi
 
 case $$code in
@@ -110,9 +122,7 @@ def render(job: Submission) -> str:
     step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
     # a node that cannot know the job would keep the others waiting for it
     see = [*step, "--quiet", "test", "-r", secret] if hosts > 1 else ["test", "-r", secret]
-    # a node on which muster never began would keep the job for ever; all others end together
-    step += ["--kill-on-bad-exit=0", f"--wait={_grace_s(job) + MARGIN_S}"]
-    step += ["--cpu-bind=none", *muster(job)]
+    step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
         exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
         run=_in_shell([*step, "run", *arguments]),
@@ -121,6 +131,7 @@ def render(job: Submission) -> str:
         stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
         hosts=hosts,
+        margin=_grace_s(job) + MARGIN_S,
         summary=shlex.quote(os.path.join(job.run, SUMMARY)),
         earlier=shlex.quote(os.path.join(job.run, f"{SUMMARY}.part")),
     )

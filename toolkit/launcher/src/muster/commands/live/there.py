@@ -25,6 +25,7 @@ def asked_there(args: argparse.Namespace, command: str) -> int | None:
     state = state_of(target, job)
     if state.word != RUNNING:
         raise UsageError(f"{args.run} is not running: {in_words(job, state)}")
+    into = target.inside(job)
     if command == "stop":
         target.let_end(job)
     run = job.where.get("run", job.run)
@@ -35,7 +36,7 @@ def asked_there(args: argparse.Namespace, command: str) -> int | None:
     ]
     if run:  # which has submitted.json there, too: a leader that does not listen yet is not there
         words += ["--here", run]
-    argv = [*target.inside(job), command, *words]
+    argv = [*into, command, *words]
     try:
         return subprocess.run(argv, check=False).returncode
     except OSError as error:
