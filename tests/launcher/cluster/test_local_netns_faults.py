@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from muster.local.hosts import why_not_isolated
-from tests.launcher.support.local.local_runs import LocalRun, Start, start
+from tests.launcher.support.local.local_runs import LocalRun, Result, Start, start
 from tests.launcher.support.local.unprivileged import as_nobody, readable_python
+from tests.support.waiting import wait_until, within
 
 __all__ = ["start"]
 
@@ -178,9 +179,57 @@ def test_a_disk_that_has_room_again_takes_the_next_checkpoint(home: Path, start:
     run = start(home, saving(home, "disk:algo-2@step=3+500ms", 40, 1))
     result = run.wait()
     assert result.code == 0, result.err
-    assert "fault: disk:algo-2@step=3+500ms is over after 0." in result.err
+    assert "fault: disk:algo-2@step=3+500ms is over after " in result.err
     assert "[algo-2:1] full 28" in result.out and "[algo-1:0] full" not in result.out
     assert (run.base("algo-2") / "checkpoints/last").read_bytes() == bytes([40]) * 65536
+
+
+# leaves a pipe and files in what is saved, once it may
+LEAVES = """\
+import os, time
+until = time.monotonic() + 30
+print("waits", flush=True)
+while not os.path.exists("/opt/ml/go") and time.monotonic() < until:
+    time.sleep(0.02)
+os.mkfifo("/opt/ml/model/pipe")
+os.mkdir("/opt/ml/model/deep")
+for name in ("model/deep/file", "checkpoints/file", "output/data/file"):
+    with open("/opt/ml/" + name, "w") as file:
+        file.write("saved")
+"""
+SAVED = ("model/deep/file", "checkpoints/file", "output/data/file")
+
+
+def kept(home: Path, start: Start, in_the_way: str) -> tuple[Result, set[str]]:
+    """What a run folder has of files on a disk, with another file there."""
+    (home / "train.py").write_text(LEAVES)
+    words = ["train.py", "--hosts", "1", "--isolation", "netns", "--fault", "disk:algo-1@50s"]
+    run = start(home, words)
+    # what is lost after the job's end is no host's failure
+    run.expect(apart=frozenset({"algo-1"}))
+    wait_until(lambda: "waits" in run.out, within(20))
+    base = run.base("algo-1")
+    (base / in_the_way).touch()
+    (base / "go").touch()
+    return run.wait(), {name for name in SAVED if (base / name).is_file()}
+
+
+@pytest.mark.promise("F80")
+def test_a_disk_is_kept_but_for_what_holds_nothing(home: Path, start: Start) -> None:
+    result, found = kept(home, start, "model/other")
+    assert result.code == 0, result.err
+    assert "could be kept" not in result.err
+    assert found == set(SAVED)
+
+
+@pytest.mark.promise("F80")
+def test_a_run_that_loses_what_it_saved_has_failed(home: Path, start: Start) -> None:
+    """The other folders are kept all the same."""
+    result, found = kept(home, start, "model/deep")
+    assert result.code == 106, result.err
+    assert "not all of what algo-1 saved could be kept: " in result.err
+    assert "File exists" in result.err
+    assert found == set(SAVED) - {"model/deep/file"}
 
 
 @pytest.mark.promise("F80")

@@ -126,9 +126,36 @@ def test_a_host_that_is_frozen_for_good_is_lost_and_the_run_still_ends(
 def test_what_is_slow_has_a_part_of_the_time(start: Start, home: Path) -> None:
     result = begin(start, home, "slow:rank=1:20%@0.3s+1.5s", seconds=2.5).wait()
     assert result.code == 0, result.err
-    assert re.search(r"fault: slowed rank 1 \(pid \d+\) of algo-2 to 20 % 0\.\d s", result.err)
+    assert re.search(r"fault: slowed rank 1 \(pid \d+\) of algo-2 to 20 % \d\.\d s", result.err)
     assert 0.8 < stood(result, "algo-2") < within(2)  # 1.2 s of 1.5 s
     assert stood(result, "algo-1") < stood(result, "algo-2")
+
+
+# ends once nobody has continued it for a while, with 3 where that does not come
+COUNTS = """\
+import signal, sys, time
+last = None
+def continued(number, frame):
+    global last
+    last = time.monotonic()
+signal.signal(signal.SIGCONT, continued)
+began = time.monotonic()
+while last is None or time.monotonic() - last < 3:
+    time.sleep(0.02)
+    if time.monotonic() - began > 15:
+        sys.exit(3)
+"""
+
+
+@pytest.mark.promise("F80")
+def test_what_is_slow_for_two_reasons_is_slow_until_the_last_is_over(
+    start: Start, home: Path
+) -> None:
+    (home / "train.py").write_text(COUNTS)
+    faults = ["slow:rank=0:50%@0.2s+1s", "slow:rank=0:50%@0.6s+1s"]
+    result = begin(start, home, *faults, hosts=1).wait()
+    assert result.code == 0, result.err
+    assert all(f"fault: {one} is over after" in result.err for one in faults), result.err
 
 
 @pytest.mark.promise("F80")

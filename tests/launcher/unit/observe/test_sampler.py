@@ -144,6 +144,11 @@ def test_a_defect_or_a_lack_of_threads_ends_the_samples_and_nothing_else(
     assert lonely.problem == "can't start new thread"
 
 
+def _clock_of(pid: int) -> int:
+    """The clock of the processor time of a process, as clock_getcpuclockid(3) makes it."""
+    return (~pid << 3) | 2
+
+
 def test_a_fresh_look_tells_who_works_from_who_waits() -> None:
     scripts = ["while True: pass", "import time; time.sleep(600)"]
     made = [subprocess.Popen([sys.executable, "-c", script]) for script in scripts]
@@ -152,9 +157,15 @@ def test_a_fresh_look_tells_who_works_from_who_waits() -> None:
         subjects.append(Subject(2, 2**22 + 1, 0, 0.0))
 
         def told() -> bool:
-            seen = look(subjects)
+            # a busy process has only what others leave it: over a second, and beside what the
+            # kernel's own clock of that process says
+            began, used = time.monotonic(), time.clock_gettime(_clock_of(made[0].pid))
+            seen = look(subjects, 1.0)
+            used = time.clock_gettime(_clock_of(made[0].pid)) - used
             quiet = seen[1].cpu_share == 0 and seen[1].waits_for == "sleeping"
-            return quiet and seen[0].cpu_share > 0.2 and seen[2].state == ""
+            told_s = seen[0].cpu_share * (time.monotonic() - began)
+            busy = told_s > 0.02 and told_s == pytest.approx(used, rel=0.2, abs=0.04)
+            return quiet and busy and seen[2].state == ""
 
         wait_until(told, 60)
     finally:

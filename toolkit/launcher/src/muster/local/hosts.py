@@ -28,9 +28,9 @@ class Hosts:
 
     `statuses` fills with exit statuses by host index (minus a signal), `error` with the reason when
     the hosts could not be made, or held once they were `ready`, and `error_code` with what the run
-    then ends with; `notes` are for people, `facts` for the record. Poll `up` for reading and call
-    `hear` until it returns False. `abandonable`: what they run in is an engine's, which may never
-    answer.
+    then ends with; `notes` are for people, `lost` says what they saved and nobody has, `facts` are
+    for the record. Poll `up` for reading and call `hear` until it returns False. `abandonable`:
+    what they run in is an engine's, which may never answer.
     """
 
     def __init__(
@@ -45,6 +45,7 @@ class Hosts:
         self.error_code = LaunchError.exit_code
         self.ready = False
         self.notes: list[str] = []
+        self.lost: list[str] = []
         self.facts: dict[str, object] = {}
         self.abandonable = orders.containers is not None
         self._heard = b""
@@ -101,6 +102,8 @@ class Hosts:
             self.statuses[fields[0]] = fields[1]
         elif kind == "note":
             self.notes.append(fields[0])
+        elif kind == "lost":
+            self.lost.append(fields[0])
         elif kind == "fact":
             self.facts[fields[0]] = fields[1]
         elif kind == "error" and not self.error:

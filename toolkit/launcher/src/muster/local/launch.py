@@ -210,6 +210,8 @@ def _run(ready: _Ready, screen: Screen, signals: Signals, timeout: Timeout | Non
         reports=tuple(reports),
         hints=backend.hints(orders, hosts.facts),
     )
+    for why in hosts.lost:
+        end = _lacking(end, why)
     return _close(backend, end, progress, screen, hosts.ready)
 
 

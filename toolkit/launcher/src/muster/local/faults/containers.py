@@ -7,7 +7,7 @@ what is slow, since an engine pauses too slowly to share out time.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,7 +18,7 @@ from muster.local.faults.means import PERIOD_S, Means, NotLandedError, Target
 CALL_S = 10.0
 POLL_S = 0.05
 _SIGNAL = ("sh", "-c", 'kill -s "$1" -- "$2"', "sh")
-# whom, for how long it stands still and runs, the file that ends it
+# whom, for how long it stands still and runs, the file without which it is slow no more
 _SLOW = (
     "sh",
     "-c",
@@ -32,8 +32,8 @@ class ContainerMeans(Means):
     """`run`: the id in the names of its containers."""
 
     def __init__(self, run: str) -> None:
-        super().__init__()
         self._run = run
+        self._slowed = 0  # how often so far
         self._client: Any = None
 
     def kill(self, target: Target) -> None:
@@ -63,23 +63,27 @@ class ContainerMeans(Means):
         except NotLandedError:
             pass  # it has ended
 
-    def slow(self, target: Target, percent: int) -> None:
+    def slow(self, target: Target, percent: int) -> Callable[[], None]:
         """Of a host all but its first process."""
+        self._slowed += 1
+        mark = f"/tmp/.muster-slow-{self._slowed}"
         whom = "-1" if target.rank is None else f"-{target.pid}"
         runs_s = PERIOD_S * percent / 100
-        words = [*_SLOW, whom, f"{PERIOD_S - runs_s:.4f}", f"{runs_s:.4f}", _mark(target)]
+        words = [*_SLOW, whom, f"{PERIOD_S - runs_s:.4f}", f"{runs_s:.4f}", mark]
         with self._engine() as engine:
             if target.rank is not None:
                 self._signal(engine, target, "STOP", whom)
             engine.exec_start(engine.exec_create(self._name(target.host), words)["Id"], detach=True)
 
-    def hurry(self, target: Target) -> None:
-        try:
-            with self._engine() as engine:
-                words = ["rm", "-f", _mark(target)]
-                engine.exec_start(engine.exec_create(self._name(target.host), words)["Id"])
-        except NotLandedError:
-            pass  # it has ended
+        def end() -> None:
+            try:
+                with self._engine() as engine:
+                    words = ["rm", "-f", mark]
+                    engine.exec_start(engine.exec_create(self._name(target.host), words)["Id"])
+            except NotLandedError:
+                pass  # it has ended
+
+        return end
 
     def cut(self, one: str, other: str) -> None:
         """Of two hosts, and there are no more, the second leaves the network."""
@@ -127,8 +131,3 @@ class ContainerMeans(Means):
             if time.monotonic() > limit_s:
                 raise NotLandedError(f"the engine did not do it within {CALL_S:g} s")
             time.sleep(POLL_S)
-
-
-def _mark(target: Target) -> str:
-    """The file in its host without which it is slow no more."""
-    return f"/tmp/.muster-slow-{'host' if target.rank is None else target.rank}"

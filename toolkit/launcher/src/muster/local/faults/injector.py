@@ -11,7 +11,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 
 from muster.local.faults.means import Means, NotLandedError, Target
@@ -200,7 +200,7 @@ class Injector(threading.Thread):
             self._means.kill(target)
             self.killed += [target.host] if target.rank is None else []
         elif fault.kind == SLOW:
-            self._means.slow(target, fault.percent)
+            shot.hurry = self._means.slow(target, fault.percent)
         else:
             self._means.freeze(target)
         shot.target = target
@@ -212,8 +212,8 @@ class Injector(threading.Thread):
         with suppress(Exception):  # what has ended needs nothing more
             if shot.fault.kind == DISK:
                 self._means.empty(*shot.fault.hosts)
-            elif shot.target is not None and shot.fault.kind == SLOW:
-                self._means.hurry(shot.target)
+            elif shot.hurry is not None:
+                shot.hurry()
             elif shot.target is not None:
                 self._means.thaw(shot.target)
             else:
@@ -261,6 +261,7 @@ class _Shot:
         self.fault = fault
         self.report: Landing | None = None
         self.target: Target | None = None
+        self.hurry: Callable[[], None] | None = None  # of what is slow: its end
         self.until: float | None = None
         self.lasts = False
 

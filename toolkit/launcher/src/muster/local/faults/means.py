@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from muster.types.values import NamedTuple
 
@@ -36,9 +37,6 @@ class Means(ABC):
     Each returns once it is proved to have landed, and raises NotLandedError.
     """
 
-    def __init__(self) -> None:
-        self._slowings: dict[Target, _Slowing] = {}
-
     @abstractmethod
     def kill(self, target: Target) -> None:
         """SIGKILL to a script; of a host, as a machine that loses its power."""
@@ -51,15 +49,13 @@ class Means(ABC):
     def thaw(self, target: Target) -> None:
         """The inverse of `freeze`; what has ended meanwhile is passed over."""
 
-    def slow(self, target: Target, percent: int) -> None:
-        """The target runs for so much of each period, and stands still for the rest."""
+    def slow(self, target: Target, percent: int) -> Callable[[], None]:
+        """The target runs for so much of each period, and stands still for the rest. What is
+        returned ends that, and nothing else that slows it; what has ended is passed over."""
         self.freeze(target)
-        self._slowings[target] = _Slowing(self, target, percent)
-        self._slowings[target].start()
-
-    def hurry(self, target: Target) -> None:
-        """The inverse of `slow`; what has ended meanwhile is passed over."""
-        self._slowings.pop(target).end()
+        slowing = _Slowing(self, target, percent)
+        slowing.start()
+        return slowing.end
 
     def cut(self, one: str, other: str) -> None:
         """What one host sends to the other is lost, both ways, without a word."""

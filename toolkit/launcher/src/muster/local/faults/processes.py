@@ -31,14 +31,12 @@ POLL_S = 0.005
 TOOL_LIMIT_S = 5.0
 NOBODY = "02:00:00:00:00:00"  # an address of the link layer that no host has
 FOLDERS = ("/usr/sbin", "/sbin", "/usr/bin", "/bin")
-DISKS = (f"{ML}/model", "/tmp", "/var/tmp")  # of a host: one for what its job saves
 
 
 class ProcessMeans(Means):
     """`supervisor`: pid of the run's host supervisor, which had these `orders`."""
 
     def __init__(self, supervisor: int, orders: Orders) -> None:
-        super().__init__()
         self._supervisor = supervisor
         # host -> an entry of the environment of its `train` that no other host has
         self._marks = {one.name: f"{MARK}={one.environ[MARK]}".encode() for one in orders.hosts}
@@ -182,7 +180,7 @@ class NamespaceMeans(ProcessMeans):
     def fill(self, host: str) -> None:
         """Each disk is memory of a given size, which is made as small as what it holds."""
         root, limit_s, why = self._root(Target(host)), time.monotonic() + LIMIT_S, "no reason"
-        for place in DISKS:
+        for place in _disks():
             while (room := _room(root, place)).free > mmap.PAGESIZE:
                 if time.monotonic() > limit_s:
                     raise NotLandedError(f"{room.free} bytes of {place} stay free: {why}")
@@ -194,7 +192,7 @@ class NamespaceMeans(ProcessMeans):
 
     def empty(self, host: str) -> None:
         root = self._root(Target(host))
-        for place in DISKS:
+        for place in _disks():
             self._resize(root, place, "50%")
 
     def _resize(self, root: int, place: str, size: str) -> None:
@@ -235,6 +233,12 @@ class _Room(NamedTuple):
 
     used: int
     free: int
+
+
+def _disks() -> list[str]:
+    """Of a host: one for what its job saves, and its temporary folders, as `rootfs` makes them."""
+    real = os.path.isdir("/var/tmp") and not os.path.islink("/var/tmp")
+    return [f"{ML}/model", "/tmp", *(["/var/tmp"] if real else [])]
 
 
 def _room(root: int, place: str) -> _Room:

@@ -78,11 +78,8 @@ def _keep(orders: Orders, up: int, go: int, helper: socket | None) -> int:
         return 1
     code = supervisor.hold(orders, up, hosts)
     for name, disk in disks.items():
-        try:
-            disk.keep()
-        except OSError as error:  # shutil's has a list in place of these
-            why = error.strerror or error
-            supervisor.report(up, "note", f"not all of what {name} saved could be kept: {why}")
+        if lost := disk.keep():
+            supervisor.report(up, "lost", f"not all of what {name} saved could be kept: {lost}")
     return code
 
 
