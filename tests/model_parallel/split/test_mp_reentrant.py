@@ -1,5 +1,5 @@
-"""Reentrant checkpoints, in which gradients are off until backward: a cut within one would leave the
-stages before it without gradients, and no output would show it."""
+"""Reentrant checkpoints, in which gradients are off until backward: a cut within one would leave
+the stages before it without gradients, and no output would show it."""
 
 from __future__ import annotations
 
