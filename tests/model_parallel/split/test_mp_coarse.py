@@ -68,8 +68,8 @@ def test_a_gradient_of_coarse_numbers_that_a_stage_loses_is_refused(lost, monkey
     assert "tok.weight" in found.parameters[0] and "tok.weight" in found.parameters[2]
     stages, gradients = iter([2, 1, 0]), proofs._grad
 
-    def wrong(pairs, into):
-        grads = list(gradients(pairs, into))
+    def wrong(_, pairs, into):
+        grads = list(gradients(model, pairs, into))
         if next(stages) == lost:
             at = next(place for place, one in enumerate(into) if one is model.tok.weight)
             grads[at] = None

@@ -413,8 +413,7 @@ class TestMutations:
     def test_glue_that_draws_other_numbers_on_each_stage(self, monkeypatch):
         model = GlueDropout()
         probed, found = split(model)
-        monkeypatch.setattr(Draw, "glue", lambda draw, call: None)
-        monkeypatch.setattr(Draw, "unit", lambda draw, call: None)
+        monkeypatch.setattr(Draw, "at", lambda draw, place: None)
         with pytest.raises(SplitError, match="differs"):
             self.proved(model, found, probed)
 

@@ -100,6 +100,20 @@ def modes_around_a_step_hold_in_it_and_no_longer() -> None:
     agree(model, whole)
 
 
+def autocast_around_a_step_gives_the_bits_of_uncut_microbatches() -> None:
+    """Gradients in full precision differ by some percent; those of a loop under autocast do not."""
+    model, whole = wrapped(nn.Sequential(chain(), Loss()))
+    for _ in range(3):
+        x = torch.randn(8, WIDTH)
+        with torch.autocast("cpu", torch.bfloat16):
+            train(model, x)
+            for one in x.chunk(MICROBATCHES):
+                (whole(one) / MICROBATCHES).backward()
+    wanted = dict(whole.named_parameters())
+    for name, one in model.local_named_parameters():
+        torch.testing.assert_close(one.grad, wanted[name].grad, rtol=1e-6, atol=1e-8, msg=name)
+
+
 def step_functions_may_take_turns() -> None:
     """Each keeps to its own thread and habits, and draws what it drew alone."""
     model, whole = wrapped(nn.Sequential(chain(), Loss()))
@@ -152,6 +166,7 @@ CHECKS = (
     few_microbatches_may_be_active,
     gradients_may_be_asked_for_in_the_function,
     modes_around_a_step_hold_in_it_and_no_longer,
+    autocast_around_a_step_gives_the_bits_of_uncut_microbatches,
     step_functions_may_take_turns,
     an_interleaved_schedule_draws_what_the_plain_one_draws,
 )

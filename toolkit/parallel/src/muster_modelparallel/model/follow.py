@@ -15,6 +15,7 @@ from torch.utils.flop_counter import flop_registry
 from muster_modelparallel.model.hollow import answered_by_shape
 from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.operators import OperatorMode
+from muster_modelparallel.model.recomputed import Regions, sealed, with_gradients
 from muster_modelparallel.model.trace import (
     Enter,
     Event,
@@ -70,11 +71,14 @@ def trace(
         recorder,
     ):
         output = model(*args, **kwargs)
+    outputs = recorder.storages_of(output)
+    recorder.regions.at(len(recorder.events), True, _used(outputs))
+    regions = recorder.regions.found()
     return Trace(
         type(model).__name__,
-        tuple(recorder.events),
+        with_gradients(recorder.events, regions),
         given,
-        recorder.storages_of(output),
+        outputs,
         parameters,
         buffers,
         {name: p.numel() * p.element_size() for name, p in _named(model)},
@@ -82,6 +86,8 @@ def trace(
         _inside(model),
         {path: _kind(module) for path, module in modules.items()},
         hollow,
+        regions,
+        sealed(recorder.events, regions),
     )
 
 
@@ -91,6 +97,7 @@ class _Recorder(OperatorMode):
     def __init__(self, hollow: bool) -> None:
         super().__init__()
         self.events: list[Event] = []
+        self.regions = Regions()
         self._hollow = hollow
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []
@@ -135,12 +142,16 @@ class _Recorder(OperatorMode):
 
         def traced(*args: Any, **kwargs: Any) -> Any:
             given = leaves([*args, *kwargs.values()])
-            self.events.append(Enter(path, self.storages_of(given)))
+            entered = self.storages_of(given)
+            self.regions.at(len(self.events), torch.is_grad_enabled(), _used(entered))
+            self.events.append(Enter(path, entered))
             output = real(*args, **kwargs)
             returned = leaves(output)
             tree = filled(output, iter([None] * len(returned)))
             hooked = bool(module._forward_hooks)
-            self.events.append(Exit(self.storages_of(returned, given), tree, hooked))
+            left = self.storages_of(returned, given)
+            self.regions.at(len(self.events), torch.is_grad_enabled(), _used(left))
+            self.events.append(Exit(left, tree, hooked))
             return output
 
         return traced
@@ -154,12 +165,16 @@ class _Recorder(OperatorMode):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         output = answered_by_shape(func, args, kwargs) if self._hollow else NotImplemented
-        read = [self.storage(t) for t in _tensors((args, kwargs))]
+        given = _tensors((args, kwargs))
+        read = [self.storage(t) for t in given]
+        used = zip(read, (t.requires_grad for t in given), strict=True)
+        self.regions.at(len(self.events), torch.is_grad_enabled(), used)
         written = {self.storage(t) for t in _written(func, args, kwargs)}
         known = len(self._numbers)
         if output is NotImplemented:
             output = func(*args, **kwargs)
         found = [self.storage(t) for t in _tensors(output)]
+        self.regions.made(s for s in found if s >= known)
         count = flop_registry.get(func._overloadpacket)
         self.events.append(
             Op(
@@ -177,6 +192,10 @@ class _Recorder(OperatorMode):
 
 def _named(model: nn.Module) -> list[tuple[str, nn.Parameter]]:
     return list(model.named_parameters())
+
+
+def _used(found: Sequence[Leaf]) -> list[tuple[int, bool]]:
+    return [(leaf.storage, leaf.meta.requires_grad) for leaf in found if leaf.meta is not None]
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

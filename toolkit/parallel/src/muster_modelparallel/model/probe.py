@@ -141,7 +141,9 @@ def _opened(seen: Trace, graph: Graph, limit: float) -> Graph:
         heavy = {
             call.path
             for call in graph.calls
-            if call.inner and max(call.flops / flops, _bytes(seen, call) / weight) > limit
+            if call.inner
+            and call.path not in seen.sealed
+            and max(call.flops / flops, _bytes(seen, call) / weight) > limit
         }
         if not heavy:
             return graph

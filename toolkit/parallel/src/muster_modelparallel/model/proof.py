@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -212,7 +212,7 @@ class _Chain:
             ]
             self._pristine.renew()
             with self._as_on(stage):
-                grads = _grad(pairs, [*into, *(p for _, p in named)])
+                grads = _grad(self._model, pairs, [*into, *(p for _, p in named)])
             for (name, _), grad in zip(named, grads[len(into) :], strict=True):
                 if grad is not None:
                     total[name] = total[name] + grad if name in total else grad
@@ -222,26 +222,36 @@ class _Chain:
 
 
 def _grad(
-    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], into: Sequence[torch.Tensor]
+    model: nn.Module,
+    pairs: Sequence[tuple[torch.Tensor, torch.Tensor]],
+    into: Sequence[torch.Tensor],
 ) -> Sequence[torch.Tensor | None]:
-    """Gradients, dense, not added to what `.grad` holds."""
+    """Gradients, dense, not added to what `.grad` holds, and without the hooks on them, which may
+    be an optimizer's. By `backward`, for reentrant checkpoints work with nothing else."""
     if not pairs or not into:
         return [None] * len(into)
     ends, grads = [end for end, _ in pairs], [grad for _, grad in pairs]
-    if any(getattr(leaf, "_post_accumulate_grad_hooks", None) for leaf in into):
-        # such a hook may be an optimizer's; but reentrant checkpoints do not work with this
-        found: Sequence[torch.Tensor | None]
-        found = torch.autograd.grad(ends, into, grads, allow_unused=True)
-        return [_dense(grad) for grad in found]
-    before = [leaf.grad for leaf in into]
-    for leaf in into:
-        leaf.grad = None
-    try:
+    with _untouched({id(leaf): leaf for leaf in (*model.parameters(), *into)}.values()):
         torch.autograd.backward(ends, grads)
         return [_dense(leaf.grad) for leaf in into]
+
+
+@contextmanager
+def _untouched(every: Iterable[torch.Tensor]) -> Iterator[None]:
+    """Inside, these have neither gradients nor hooks on them; afterwards those they had."""
+    before = [(leaf, leaf.grad, leaf._post_accumulate_grad_hooks) for leaf in every]
+    kept = [(hooks, dict(hooks)) for _, _, hooks in before if hooks]
+    for leaf, _, _ in before:
+        leaf.grad = None
+    for hooks, _ in kept:
+        hooks.clear()
+    try:
+        yield
     finally:
-        for leaf, grad in zip(into, before, strict=True):
+        for leaf, grad, _ in before:
             leaf.grad = grad
+        for hooks, of in kept:
+            hooks.update(of)
 
 
 def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
@@ -251,7 +261,7 @@ def _dense(grad: torch.Tensor | None) -> torch.Tensor | None:
 def _gradients(model: nn.Module, output: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     pairs = [(tensor, torch.ones_like(tensor)) for tensor in output if tensor.requires_grad]
-    grads = _grad(pairs, [p for _, p in named])
+    grads = _grad(model, pairs, [p for _, p in named])
     return {name: grad for (name, _), grad in zip(named, grads, strict=True) if grad is not None}
 
 

@@ -125,11 +125,22 @@ Event = Enter | Exit | Op | Saved
 
 
 @dataclass(frozen=True, slots=True)
+class Region:
+    """The events from `begin` to before `end` are computed again in backward by a custom function.
+    `results`: memory that it gave gradients."""
+
+    begin: int
+    end: int
+    results: frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
 class Trace:
     """One forward pass of a model.
 
     Storages are numbered in the order in which they were seen. `parameters` and `buffers` give the
     name of theirs, as in `named_parameters` and `named_buffers`. `parts`: the modules in a module.
+    `sealed`: modules that must stay whole, for what is in them is computed again (`regions`).
     """
 
     model: str
@@ -143,6 +154,8 @@ class Trace:
     parameters_in: dict[str, tuple[str, ...]]
     kinds: dict[str, str] = field(default_factory=dict)
     hollow: bool = False
+    regions: tuple[Region, ...] = ()
+    sealed: frozenset[str] = frozenset()
 
     @property
     def tree(self) -> Any:

@@ -7,7 +7,7 @@ parameters. What only the stage that made it can have ties units together.
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -109,7 +109,7 @@ def graph_of(trace: Trace, opened: Set[str]) -> Graph:
     """The calls of all modules that lie in opened ones alone. Where a tensor escapes from a unit
     otherwise than by its return, a hook's view of a part is exported; else the unit is opened, for
     it may be the return of a part."""
-    chosen = frozenset(opened) | {""}
+    chosen = (frozenset(opened) - trace.sealed) | {""}
     exported: frozenset[str] = frozenset()
     while True:
         walk = _Walk(trace, chosen, exported)
@@ -212,6 +212,7 @@ class _Walk:
                     bounds.add(Bound(source.owner, min(target, last), "escape"))
                 elif source in self._stuck:
                     bounds.add(Bound(source.owner, min(target, last), "in-place"))
+        bounds.update(self._recomputed(last))
         needs = (frozenset(s for s in need if s.kind != "inside") for need in self._needs)
         return Graph(
             tuple(self._calls),
@@ -221,6 +222,15 @@ class _Walk:
             self._opened,
             self._names,
         )
+
+    def _recomputed(self, last: int) -> Iterator[Bound]:
+        """No cut where gradients are computed again; nor after it, if code made its results."""
+        for region in self._trace.regions:
+            calls = [at for at, c in enumerate(self._calls) if region.begin <= c.first < region.end]
+            if calls:
+                leaves = (leaf for at in calls for leaf in self._calls[at].returned)
+                is_whole = region.results <= {leaf.storage for leaf in leaves}
+                yield Bound(calls[0], calls[-1] if is_whole else last, "reentrant checkpoint")
 
     def _of(self, storages: Any) -> Origins:
         return frozenset().union(*(self._sources.get(storage, _NONE) for storage in storages))
