@@ -228,6 +228,7 @@ def _close(
     backend: Backend, end: summary.RunEnd, progress: Progress, screen: Screen, were_ready: bool
 ) -> int:
     """Completes the record and tells where everything lies; a failure's own block comes last."""
+    began = time.time() - end.seconds  # before what is kept is gathered, which may take long
     request, folder = backend.request, backend.folder
     names = request.host_names
     path = os.path.join(folder.path, SUMMARY)
@@ -257,7 +258,7 @@ def _close(
     places = summary.places(folder.path, names, request.checkpoint)
     lines = [*summary.table(end, progress), *places]
     if end.reports:
-        lines += _account(end, progress, folder.path, request.checkpoint)
+        lines += _account(end, began, progress, folder.path, request.checkpoint)
     if picture:
         lines.append(f"  {'plan':<11} {shown(picture)}")
     screen.say_verdict(f"muster local: {summary.verdict(end)}", summary.exit_code(end) == 0)
@@ -270,12 +271,11 @@ def _close(
 
 
 def _account(
-    end: summary.RunEnd, progress: Progress, run: str, checkpoint: str | None
+    end: summary.RunEnd, began: float, progress: Progress, run: str, checkpoint: str | None
 ) -> list[str]:
-    """The block about the faults."""
+    """The block about the faults. `began`: when the run did, in seconds since the epoch."""
     from muster.local.faults import account
 
-    began = time.time() - end.seconds
     kept = [one.folder for one in made(run, checkpoint) if one.kind in ("model", "checkpoints")]
     saved = account.saved_since(kept, began)
     return account.lines(end.reports, progress.outcome, summary.exit_code(end), saved)
