@@ -507,6 +507,11 @@ def test_a_host_of_an_engine_shows_what_was_understood_and_by_which_variable(
         (["--engine", "batch"], "this host is none of batch", 100),
         (["--isolation", "netns"], "--engine is of `muster run`, --isolation of `muster local`", 2),
         (["--host-list", "a,b"], "this is a host of slurm, which has its own list", 2),
+        (
+            ["--engine", "hosts", "--host-list", "a,b", "--host-index", "2"],
+            "(variable MUSTER_HOSTS)",
+            100,
+        ),
         (["--secret-file", "nowhere"], "nowhere: No such file", 100),
     ],
 )
@@ -515,3 +520,13 @@ def test_what_an_engine_contradicts_a_plan_refuses(
 ) -> None:
     code, out, err = on_engine(desk, monkeypatch, SLURM, "--engine", "slurm", *options)
     assert (code, out) == (refused, "") and answer in err, err
+
+
+def test_of_two_engines_the_first_is_taken_and_the_other_one_is_said(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {**SLURM, "JOB_COMPLETION_INDEX": "1", "MUSTER_HOST_COUNT": "2"}
+    secret = ("--secret-file", f"{desk.base}/secret")
+    code, _, err = on_engine(desk, monkeypatch, both, *secret)
+    assert code == 0 and "engine slurm (the first that was found), host 1 of 2" in err, err
+    assert "not used: kubernetes, hosts (--engine chooses)" in err, err
