@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from muster.contract.engines import detect
 from muster.contract.engines.slurm import expanded
-from tests.launcher.support import trained
+from tests.launcher.elsewhere import trained
 from tests.launcher.support.fixtures import REFUSING, saving
 from tests.launcher.support.slurm import Slurm, cluster
 from tests.launcher.unit.contract.test_engine_readers import SLURM

@@ -18,8 +18,8 @@ import pytest
 
 import muster as muster_package
 from muster.local import frames
+from tests.launcher.elsewhere import trained
 from tests.launcher.elsewhere.sshd import Desk, processes, ssh_hosts
-from tests.launcher.support import trained
 from tests.support.waiting import wait_until, within
 
 WAIT_S = 60.0
