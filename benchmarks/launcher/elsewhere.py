@@ -1,5 +1,6 @@
 """Jobs of a real Slurm of two nodes, beside Slurm's own commands and torchx: until the script's
-first line, and from a rank's failure to the end of the job; and what `--dry-run` costs."""
+first line, and from a rank's failure to the end of the job; what `--dry-run` costs; and many hosts
+without names, beside hosts with them."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from itertools import count
 from pathlib import Path
 
+from benchmarks.launcher import load
 from benchmarks.launcher.software import TORCHX
 from benchmarks.table import Bound, Row
 from benchmarks.timing import Times, interleaved
@@ -36,6 +38,7 @@ if "fail" in sys.argv:
 def rows(folder: Path, rounds: int, muster: Path, torchx: Path) -> Iterator[Row]:
     """`muster`, `torchx`: the folders of their executables."""
     folder.mkdir(exist_ok=True)
+    yield from load.nameless_rows(rounds)
     if why := why_not_here():
         yield Row("submit to the script's first line, 2 nodes", "s", None, {}, (), why)
         return

@@ -27,18 +27,21 @@ from tests.support.ports import free_ports
 LIMIT_S = 120.0  # of every step
 SPARE_FILES = 100  # beside one connection per host
 GROWTH = 1.25
+LATE_S, LATE = 2.0, "every second one 2 s later"
 HEARTBEATS_S = 5.0  # five beats of every host at the default
 _BEATS = "heartbeats {:.1%} of a core, "
 
 
 class Load(NamedTuple):
     """One job of so many hosts, the leader's included. Times as the followers see them, in
-    seconds; `go_s` counts from the first connection, so it holds join, stage and facts.
+    seconds; `go_s` counts from when the last of them came, so it holds join, stage and facts.
+    `go_cpu_s`: what all hosts spend until then, the leader's included.
     `peak_kib`: the leader's largest memory per host, while the facts are on their way."""
 
     hosts: int
     join_s: float
     go_s: float
+    go_cpu_s: float
     kib_per_host: float
     peak_kib: float
     heartbeat_share: float  # of a core; NaN when not measured
@@ -98,7 +101,7 @@ def _resolve(done: Callable[[Sequence[str]], None]) -> None:
 class Crowd:
     """All hosts but the leader's, on one loop."""
 
-    def __init__(self, hosts: int, port: int) -> None:
+    def __init__(self, hosts: int, port: int, nameless: bool) -> None:
         self.counts: Counter[str] = Counter()
         self.followers: list[IdleFollower] = []
         self.hosts: list[IdleHost] = []
@@ -106,7 +109,7 @@ class Crowd:
         for place in range(1, hosts):
             side = _Side(self.counts)
             follower = IdleFollower(
-                self.loop, identity(place), _resolve, port, "", Deadlines(), side
+                self.loop, identity(place, nameless), _resolve, port, "", Deadlines(), side
             )
             side.host = IdleHost(place, follower.send)
             side.end = follower.close
@@ -132,14 +135,19 @@ class Crowd:
         self.loop.close()
 
 
-def measure(hosts: int, heartbeats_s: float = HEARTBEATS_S) -> Load:
-    """One job of `hosts` hosts. Raises TimeoutError or RuntimeError when it goes wrong."""
+def measure(
+    hosts: int, heartbeats_s: float = HEARTBEATS_S, nameless: bool = False, late_s: float = 0
+) -> Load:
+    """One job of `hosts` hosts, every second of which comes `late_s` later than the others.
+
+    Raises TimeoutError or RuntimeError when it goes wrong.
+    """
     _allow_files(hosts + SPARE_FILES)
     port = free_ports(1)[0]
-    with _leader(hosts, port) as leader:
-        crowd = Crowd(hosts, port)
+    with _leader(hosts, port, nameless) as leader:
+        crowd = Crowd(hosts, port, nameless)
         try:
-            return _one_job(crowd, leader, heartbeats_s)
+            return _one_job(crowd, leader, heartbeats_s, late_s)
         finally:
             crowd.close()
 
@@ -160,6 +168,25 @@ def rows() -> Iterator[Row]:
     yield _memory_row(crowd, twice)
     again = [(measure(1000, heartbeats_s=0), measure(2000, heartbeats_s=0)) for _ in range(2)]
     yield _growth_row([(load, twice), *again])
+
+
+def nameless_rows(rounds: int) -> Iterator[Row]:
+    """The rows of `make bench-elsewhere`: hosts without names beside those with them."""
+    cases = {"without names": (True, 0.0), "with names": (False, 0.0), LATE: (True, LATE_S)}
+    found: dict[str, list[Load]] = {name: [] for name in cases}
+    for _ in range(rounds):
+        for name, (nameless, late_s) in cases.items():
+            found[name].append(measure(1000, 0, nameless, late_s))
+    walls = {name: min(one.go_s for one in loads) for name, loads in found.items()}
+    spent = {name: min(one.go_cpu_s for one in loads) for name, loads in found.items()}
+    ours, named = "without names", "with names"
+    what = "join to go: 1,000 simulated hosts without names"
+    must = Bound(f"1.2 times the processor time {named}", spent[ours] <= 1.2 * spent[named])
+    for name in (ours, LATE):  # late ones are shown: their time holds heartbeats of those that wait
+        told = ", ".join(f"{one} {seconds:.2f}" for one, seconds in spent.items())
+        detail = f"best of {rounds}, interleaved; processor seconds of all hosts: {told}"
+        where = what if name == ours else f"{what}, {LATE}"
+        yield Row(where, "s", walls[name], {named: walls[named]}, (must,) * (name == ours), detail)
 
 
 def _memory_row(crowd: str, load: Load) -> Row:
@@ -187,13 +214,19 @@ def _growth_row(pairs: Sequence[tuple[Load, Load]]) -> Row:
     return Row(what, "times", worst, {}, (bound,), detail)
 
 
-def _one_job(crowd: Crowd, leader: int, heartbeats_s: float) -> Load:
+def _one_job(crowd: Crowd, leader: int, heartbeats_s: float, late_s: float) -> Load:
     others = len(crowd.followers)
     empty_kib, start_cpu_s = memory_kib(leader, "VmRSS"), cpu_s(leader)
+    crowd_cpu_s = time.process_time()
+    if late_s:
+        for follower in crowd.followers[1::2]:
+            follower.join(LIMIT_S)
+        crowd.run_for(late_s)
     began = time.monotonic()
-    for follower in crowd.followers:
+    for follower in crowd.followers[:: 2 if late_s else 1]:
         follower.join(LIMIT_S)
     joined, went = crowd.until("joined"), crowd.until("Go")
+    go_cpu_s = cpu_s(leader) - start_cpu_s + time.process_time() - crowd_cpu_s
     crowd.run_for(0.5)  # the answers to Go
     before_s, before = cpu_s(leader), time.monotonic()
     crowd.run_for(heartbeats_s)
@@ -209,6 +242,7 @@ def _one_job(crowd: Crowd, leader: int, heartbeats_s: float) -> Load:
         hosts=others + 1,
         join_s=joined - began,
         go_s=went - began,
+        go_cpu_s=go_cpu_s,
         kib_per_host=(full_kib - empty_kib) / others,
         peak_kib=(peak_kib - empty_kib) / others,
         heartbeat_share=beats_s / beats if heartbeats_s else math.nan,
@@ -220,9 +254,10 @@ def _one_job(crowd: Crowd, leader: int, heartbeats_s: float) -> Load:
 
 
 @contextmanager
-def _leader(hosts: int, port: int) -> Iterator[int]:
+def _leader(hosts: int, port: int, nameless: bool) -> Iterator[int]:
     """The pid of a leader that listens; afterwards it must have ended well by itself."""
-    argv = [sys.executable, "-m", "benchmarks.launcher.load_hosts", str(hosts), str(port)]
+    argv = [sys.executable, "-m", "benchmarks.launcher.load_hosts"]
+    argv += map(str, (hosts, port, int(nameless)))
     child = subprocess.Popen(
         argv, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
         cwd=Path(__file__).parents[2],

@@ -33,9 +33,11 @@ def name_of(place: int) -> str:
     return f"algo-{place + 1}"
 
 
-def identity(place: int) -> Identity:
-    """Without a secret, as jobs are by default: the leader looks every host's name up."""
-    return Identity("load", name_of(place), place, {"toolkit": "1", "request": "0" * 32}, b"")
+def identity(place: int, nameless: bool = False) -> Identity:
+    """Without a secret, as jobs are by default: the leader looks every host's name up. Nameless
+    hosts have invented names, and a secret."""
+    name, secret = (f"node-{place}", b"0" * 32) if nameless else (name_of(place), b"")
+    return Identity("load", name, place, {"toolkit": "1", "request": "0" * 32}, secret)
 
 
 class IdleHost:
@@ -87,18 +89,19 @@ class IdleFollower(Follower):
 class Leading:
     """The leader's process: a real endpoint, and an idle host of its own in it."""
 
-    def __init__(self, hosts: int, port: int) -> None:
+    def __init__(self, hosts: int, port: int, nameless: bool) -> None:
         self.loop = Loop()
+        me = identity(0, nameless)
         cluster = Cluster(
-            tuple(Host(name_of(i), i, "", "ml.p5.48xlarge") for i in range(hosts)),
+            tuple(Host(identity(i, nameless).name, i, "", "ml.p5.48xlarge") for i in range(hosts)),
             0,
             tuple(range(hosts)),
         )
         context = JobContext(
-            cluster, identity(0), Deadlines(), ADDRESS, "", port, True, Shown(),
+            cluster, me, Deadlines(), ADDRESS, "", port, not nameless, Shown(),
             lambda _name: (ADDRESS,),
         )  # fmt: skip
-        recorder = Recorder(name_of(0), "", 0, str)
+        recorder = Recorder(me.name, "", 0, str)
         self.endpoint = LeaderEndpoint(self.loop, context, self._happen, self._log, recorder)
         self._host = IdleHost(0, lambda said: self.loop.after(0, lambda: self.endpoint.send(said)))
 
@@ -127,8 +130,8 @@ class Leading:
 
 
 def main() -> int:
-    hosts, port = (int(word) for word in sys.argv[1:])
-    leading = Leading(hosts, port)
+    hosts, port, nameless = (int(word) for word in sys.argv[1:])
+    leading = Leading(hosts, port, bool(nameless))
     leading.begin()
     print("listening", flush=True)
     leading.loop.run()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import random
-import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,14 +15,14 @@ from hypothesis import strategies as st
 
 from muster.contract.engines import detect
 from muster.contract.engines.slurm import expanded
+from tests.launcher.elsewhere import trained
 from tests.launcher.support.fixtures import REFUSING, saving
-from tests.launcher.support.slurm import ROOT, Slurm, cluster
+from tests.launcher.support.slurm import Slurm, cluster
 from tests.launcher.unit.contract.test_engine_readers import SLURM
 from tests.support.waiting import wait_until
 
 RUN_S = 120.0  # torch is imported by each rank
 NUMBERS = itertools.count(1)
-DIGITS, SERVED = "digits", "parameter_server_pytorch"
 SAVE_S = 3.0  # longer than what a second SIGTERM would wait for
 PLAIN = """\
 import time
@@ -42,6 +41,7 @@ while True:
 """
 TORCH = ("--distribution", "torch_distributed")
 MPIRUN = ("--distribution", "mpi")
+SHORT = ("torch_distributed", "mpi")  # of the ways to train, in every run of the tests
 # what the script does, how it is started, and what a cancelled job's log then holds so often
 KINDS = {
     "plain": (PLAIN, (), "", 0),
@@ -108,27 +108,19 @@ class Job:
         return self.slurm.ended(self.number, RUN_S)
 
 
-def example(slurm: Slurm, name: str, *options: str) -> Job:
-    text = (ROOT / "examples" / name / "train.py").read_text()
-    return Job(slurm, text, "--hyperparameter epochs=3", *options)
-
-
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize(
-    ("name", "distribution"),
+    "distribution",
     [
-        (DIGITS, "torch_distributed"),
-        (DIGITS, "mpi"),
-        pytest.param(DIGITS, "smdistributed.dataparallel", marks=pytest.mark.long),
-        pytest.param(SERVED, "parameter_server", marks=pytest.mark.long),
+        way if way in SHORT else pytest.param(way, marks=pytest.mark.long)
+        for way in trained.EXAMPLES
     ],
 )
-def test_ranks_of_both_nodes_train_together(slurm: Slurm, name: str, distribution: str) -> None:
-    job = example(slurm, name, "--distribution", distribution)
+def test_ranks_of_both_nodes_train_together(slurm: Slurm, distribution: str) -> None:
+    job = Job(slurm, trained.script(distribution), *trained.options(distribution))
     assert job.ended() == ("COMPLETED", 0), slurm.story(job.number)
     assert job.codes() == [0, 0] and "SUCCEEDED" in job.log, job.log
-    (line,) = re.findall(r"epoch=3/3 .*", job.log)  # of rank 0 alone
-    assert float(line.rpartition("accuracy=")[2]) > 0.7, job.log
+    assert trained.accuracy(job.log) > trained.GOOD, job.log
 
 
 def test_somebody_elses_signal_stays_a_failure(slurm: Slurm) -> None:

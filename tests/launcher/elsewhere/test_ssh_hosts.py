@@ -18,6 +18,7 @@ import pytest
 
 import muster as muster_package
 from muster.local import frames
+from tests.launcher.elsewhere import trained
 from tests.launcher.elsewhere.sshd import Desk, processes, ssh_hosts
 from tests.support.waiting import wait_until, within
 
@@ -42,14 +43,6 @@ if os.environ.get("FAIL") == me:
 Path(os.environ["SM_OUTPUT_DATA_DIR"], "up").write_text("")
 while os.environ.get("STAY"):
     time.sleep(0.05)
-"""
-SUM = """\
-import torch, torch.distributed as dist
-dist.init_process_group("gloo")
-total = torch.tensor([dist.get_rank() + 1])
-dist.all_reduce(total)
-print("sum", int(total), flush=True)
-dist.destroy_process_group()
 """
 
 
@@ -352,11 +345,16 @@ def test_what_finds_no_room_here_stays_on_the_host(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_ranks_of_both_hosts_form_one_group(place: Place) -> None:
-    (place.folder / "code" / "train.py").write_text(SUM)
-    code, out, err = place.run("--distribution", "torch_distributed", "--processes-per-host", "2")
-    assert code == 0, err
-    assert out.count("sum 10") == 4, out
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("distribution", trained.EXAMPLES)
+def test_ranks_of_both_hosts_train_together(place: Place, distribution: str) -> None:
+    """As on Slurm."""
+    (place.folder / "code" / "train.py").write_text(trained.script(distribution))
+    job = place.start(*trained.options(distribution))
+    out, err = job.communicate(timeout=within(300))
+    assert job.returncode == 0, err
+    assert trained.accuracy(out) > trained.GOOD, out
+    place.nothing_left(err)
 
 
 @pytest.mark.long

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -14,8 +14,9 @@ import pytest
 from muster.arguments import UsageError
 from muster.local import control_client
 from muster.local.hosts import why_not_isolated
-from muster.local.record import layout
+from muster.local.record import history, layout
 from muster.run.observe import control
+from muster.submit import folder as submit_folder
 from tests.launcher.support.events import events_in
 from tests.launcher.support.local.asking import answer, asked
 from tests.launcher.support.local.local_runs import PROCESS, SCRIPT, LocalRun, Start
@@ -182,15 +183,16 @@ def test_of_two_runs_here_one_must_be_named(start: Start, tmp_path: Path) -> Non
         assert run.wait().code == 0
 
 
+@pytest.mark.parametrize("find", [control_client.find, history.find_run, submit_folder.find])
 def test_another_users_run_is_said_to_be_so(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    find: Callable[[str], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(_path: str) -> list[str]:
         raise PermissionError
 
     monkeypatch.setattr(os, "listdir", refused)
     with pytest.raises(UsageError, match="is a run of user"):
-        control_client.find(str(tmp_path))
+        find(str(tmp_path))
 
 
 def test_another_users_record_does_not_hide_ones_own_run(

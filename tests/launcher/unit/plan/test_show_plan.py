@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from muster.commands.parser import main
+from tests.launcher.unit.contract.test_engine_readers import BATCH, INDEXED, SLURM
 
 SECRET = "hf_abcdefghijklmnop"
 
@@ -433,3 +434,102 @@ def test_a_large_cluster_is_cut_on_the_page_and_whole_in_the_object(desk: Desk) 
     assert "and 31 more hosts (all with --json)" in out
     assert "algo-31: rank 30 of 40" in out
     assert len(desk.json()["hosts"]) == 40
+
+
+def on_engine(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], *options: str
+) -> tuple[int, str, str]:
+    """`muster plan train.py` on a host of an engine."""
+    monkeypatch.chdir(desk.base / "code")
+    (desk.base / "secret").write_text("5" * 64)
+    (desk.base / "secret").chmod(0o600)
+    for name, value in {**environ, "MUSTER_JOB_SECRET_FILE": f"{desk.base}/secret"}.items():
+        monkeypatch.setenv(name, value)
+    return desk.command("train.py", "--output", "runs/1", *options)
+
+
+@pytest.mark.parametrize(
+    ("name", "environ", "rows"),
+    [
+        (
+            "slurm",
+            {**SLURM, "SLURM_RESTART_COUNT": "2", "SLURM_JOB_END_TIME": "1795923964"},
+            {
+                "hosts": ("n1, n2", "SLURM_STEP_NODELIST"),
+                "count": ("2", "SLURM_STEP_NUM_NODES"),
+                "index": ("1", "SLURM_NODEID"),
+                "job": ("slurm-7-0", "SLURM_JOB_ID"),
+                "attempt": ("3", "SLURM_RESTART_COUNT"),
+                "deadline": ("2026-11-29 03:46:04 UTC", "SLURM_JOB_END_TIME"),
+            },
+        ),
+        (
+            "kubernetes",
+            {**INDEXED, "MUSTER_LEADER": "fit-0.fit"},
+            {
+                "count": ("3", "MUSTER_HOST_COUNT"),
+                "index": ("2", "JOB_COMPLETION_INDEX"),
+                "leader": ("fit-0.fit", "MUSTER_LEADER"),
+            },
+        ),
+        (
+            "batch",
+            BATCH,
+            {
+                "leader": ("10.0.0.4", "AWS_BATCH_JOB_MAIN_NODE_PRIVATE_IPV4_ADDRESS"),
+                "attempt": ("2", "AWS_BATCH_JOB_ATTEMPT"),
+            },
+        ),
+    ],
+)
+def test_a_host_of_an_engine_shows_what_was_understood_and_by_which_variable(
+    desk: Desk,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    environ: dict[str, str],
+    rows: dict[str, tuple[str, str]],
+) -> None:
+    code, out, err = on_engine(desk, monkeypatch, environ, "--engine", name, "--json")
+    assert code == 0, err
+    assert f"engine {name} (option --engine)" in err
+    found = {row["name"]: (row["value"], row["source"]) for row in json.loads(out)["understood"]}
+    assert found["engine"] == (name, "option --engine")
+    for what, (value, variable) in rows.items():
+        assert found[f"  {what}"] == (value, f"variable {variable}")
+    kept = (f"{desk.base}/secret", "variable MUSTER_JOB_SECRET_FILE")
+    assert found["  secret"] == kept and "5" * 64 not in out
+    assert found["code"][0] == f"{desk.base}/code"
+    assert found["base folder"][0].startswith(f"{desk.base}/code/runs/1/")
+    assert "/muster-plan-" not in out and os.listdir() == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("options", "answer", "refused"),
+    [
+        (["--hosts", "3"], "3 hosts were asked for, slurm gives 2", 100),
+        (["--engine", "batch"], "this host is none of batch", 100),
+        (["--isolation", "netns"], "--engine is of `muster run`, --isolation of `muster local`", 2),
+        (["--host-list", "a,b"], "this is a host of slurm, which has its own list", 2),
+        (
+            ["--engine", "hosts", "--host-list", "a,b", "--host-index", "2"],
+            "(variable MUSTER_HOSTS)",
+            100,
+        ),
+        (["--secret-file", "nowhere"], "nowhere: No such file", 100),
+    ],
+)
+def test_what_an_engine_contradicts_a_plan_refuses(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch, options: list[str], answer: str, refused: int
+) -> None:
+    code, out, err = on_engine(desk, monkeypatch, SLURM, "--engine", "slurm", *options)
+    assert (code, out) == (refused, "") and answer in err, err
+
+
+def test_of_two_engines_the_first_is_taken_and_the_other_one_is_said(
+    desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = {**SLURM, "JOB_COMPLETION_INDEX": "1", "MUSTER_HOST_COUNT": "2"}
+    secret = ("--secret-file", f"{desk.base}/secret")
+    code, _, err = on_engine(desk, monkeypatch, both, *secret)
+    assert code == 0 and "engine slurm (the first that was found), host 1 of 2" in err, err
+    assert "not used: kubernetes, hosts (--engine chooses)" in err, err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from muster.arguments import Parser, UsageError
+from muster.commands.parser import main
 from muster.elsewhere import command as run_command
 from muster.elsewhere.place import is_packed
 from muster.local.command import read_job
@@ -120,3 +122,40 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
     name = label(text)
     assert re.fullmatch(r"[a-z]([a-z0-9-]{0,48}[a-z0-9])?", name)
     assert label(name) == name
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--on", "nowhere"], "--on nowhere: no such engine"),
+        (["--on", "hosts:nofile"], "--on hosts:nofile: No such file or directory"),
+        (["--on", "hosts:twice"], "host 'a' appears twice"),
+        (["--on", "hosts:two", "--hosts", "3"], "--hosts 3: two names 2"),
+        (["--on", "hosts:two", "--image", "x"], "--image x: on hosts reached by ssh no container"),
+        (["--on", "hosts:two", "--retries", "2"], "--retries 2: a job that a person attends"),
+        (["--on", "slurm", "--image", "x", "--kind", "jobset"], "--kind jobset: no way to start"),
+        (["--on", "slurm", "--set", "nodes=3"], "--set nodes: muster decides it"),
+        (["--on", "kubernetes"], "--image"),
+        (["--on", "kubernetes", "--image", "x", "--name", "A_b"], "--name 'A_b' cannot be a name"),
+        (["--on", "kubernetes", "--image", "x", "--set", "no.where=1"], "it begins with no"),
+        (
+            ["--on", "kubernetes", "--image", "x", "--kind", "pod"],
+            "--kind pod: no such kind of job",
+        ),
+        (["--on", "batch", "--image", "x"], "Batch hands no code to nodes"),
+    ],
+)
+def test_what_no_engine_can_be_asked_is_refused_before_anything_is_submitted(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    said: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, text in {"train.py": "", "two": "a\nb\n", "twice": "a\nb\na\n"}.items():
+        (tmp_path / name).write_text(text)
+    before = sorted(os.listdir())
+    assert main(["submit", "train.py", "--output", "run", *options]) == 2
+    assert said in capsys.readouterr().err
+    assert sorted(os.listdir()) == before

@@ -175,8 +175,8 @@ def _engine_rows(job: Job) -> tuple[Row, ...]:
     found = read_object(f"{job.paths.config}/{MARK}")
     if not found:
         return ()
-    understood: Mapping[str, str] = found.get("origins", {})
-    rows = [Row(f"  {what}", "", source) for what, source in understood.items()]
+    understood: Mapping[str, tuple[str, str]] = found.get("understood", {})
+    rows = [Row(f"  {what}", *said) for what, said in understood.items()]
     return (Row("engine", str(found.get("engine")), str(found.get("why"))), *rows)
 
 
@@ -280,7 +280,8 @@ def _changed_rows(job: Job) -> tuple[Row, ...]:
     limits = job.deadlines
     if limits.stop_total_s != Deadlines().stop_total_s:
         text = f"SIGKILL after {limits.stop_grace_s:g} s, end by {limits.stop_total_s:g} s"
-        rows.append(Row("stop", text, _set_by(job, variable("stop_grace_s"), "local instance")))
+        source = _set_by(job, variable("stop_grace_s"), "local instance")
+        rows.append(Row("stop", text, _set_by(job, variable("stop_total_s"), source)))
     return tuple(rows)
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from muster.arguments import Parser, UsageError
 from muster.commands.plan_values import SHOWN_HOSTS, DryRun
@@ -19,16 +19,19 @@ from muster.types.errors import MusterError
 from muster.types.masking import Masker
 
 USAGE = """muster plan SCRIPT [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
+       muster plan SCRIPT --engine NAME [OPTIONS OF muster run] [-- ARGUMENTS OF THE SCRIPT]
        muster plan SCRIPT --model [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
        muster plan [--base-dir DIR]"""
 EXAMPLES = """\
 examples:
   muster plan train.py --hosts 2 --distribution torch_distributed     a run of `muster local`
+  srun -N 1 muster plan train.py --engine slurm --output runs/1       one of `muster run`, here
   muster plan --base-dir muster-runs/latest/algo-1/opt/ml             a folder of SageMaker's files
 """
 
 
 def add_arguments(parser: Parser) -> None:
+    from muster.elsewhere.command import add_engine_options
     from muster.local.command import SCRIPT_HELP, add_options
 
     parser.usage = USAGE
@@ -54,6 +57,7 @@ def add_arguments(parser: Parser) -> None:
         "the model for the job: as `muster local --model-plan`",
     )
     add_options(parser)
+    add_engine_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -79,7 +83,8 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_for_script(args: argparse.Namespace) -> int:
-    from muster.commands.dry_run import dry_run
+    from muster.commands.dry_run import dry_run, on_engine
+    from muster.contract.engines.values import SECRET_FILE
 
     if args.base_dir:
         raise UsageError("--base-dir and SCRIPT are two different requests", "name one of them")
@@ -94,15 +99,36 @@ def _run_for_script(args: argparse.Namespace) -> int:
         if args.environment:
             raise UsageError("--environment and --model are two different plans", "ask for one")
         return launched(args, model_plan=True)
-    with dry_run(args) as dry:
-        return _show(args, dry.environ, dry=dry)
+    try:
+        with on_engine(args) if _of_engine(args) else dry_run(args) as dry:
+            return _show(args, dry.environ, dry=dry)
+    except MusterError as error:
+        # the file's name is no secret
+        environ = {name: text for name, text in os.environ.items() if name != SECRET_FILE}
+        return _refused(args, environ, error)
+
+
+def _of_engine(args: argparse.Namespace) -> bool:
+    """Whether the plan is of `muster run`. Raises UsageError for options that make hosts, too."""
+    from muster.elsewhere.command import add_engine_options
+    from muster.local.command import add_job_options, options_given
+
+    given = options_given(args, add_engine_options)
+    if not given:
+        return False
+    of_job = ("--hosts", *options_given(args, add_job_options))
+    if others := [name for name in options_given(args) if name not in of_job]:
+        what = f"{given[0]} is of `muster run`, {others[0]} of `muster local`"
+        raise UsageError(what, f"leave out {others[0]}: the engine makes the hosts")
+    return True
 
 
 def _refuse_options_of_a_run(args: argparse.Namespace) -> None:
     """Without SCRIPT the folder's files say all that they would say."""
+    from muster.elsewhere.command import add_engine_options
     from muster.local.command import options_given
 
-    if given := options_given(args):
+    if given := [*options_given(args), *options_given(args, add_engine_options)]:
         raise UsageError(f"{given[0]} needs a SCRIPT", "muster plan SCRIPT [OPTIONS]")
 
 
@@ -118,13 +144,23 @@ def _show(
     try:
         found = preview(environ, None if args.json else SHOWN_HOSTS, asked, dry)
     except MusterError as error:
-        masker = Masker.of(environ)
-        if args.json:
-            sys.stdout.write(shown(masker.mask(error_json(error))))
-        else:
-            sys.stderr.write(shown(masker.mask(error_text(error))))
-        return error.exit_code
+        return _refused(args, environ, error, shown)
     sys.stdout.write(
         shown(as_json(found) if args.json else as_text(found, args.environment, shown))
     )
     return 0
+
+
+def _refused(
+    args: argparse.Namespace,
+    environ: Mapping[str, str],
+    error: MusterError,
+    shown: Callable[[str], str] = str,
+) -> int:
+    """Prints what is wrong; the code of `train`."""
+    masker = Masker.of(environ)
+    if args.json:
+        sys.stdout.write(shown(masker.mask(error_json(error))))
+    else:
+        sys.stderr.write(shown(masker.mask(error_text(error))))
+    return error.exit_code

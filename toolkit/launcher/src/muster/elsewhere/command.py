@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import NoReturn
 
 from muster.arguments import Parser, UsageError, tell, whole_number
@@ -35,6 +35,7 @@ examples, on every host of the job:
 The engine (Slurm, Kubernetes, AWS Batch, a list of hosts) says which host this is; --engine chooses
 one. Everything else is as with `muster local`, and the exit code is the job's on every host.
 """
+FolderMaker = Callable[[Request, Engine, Whereabouts, "str | None"], Folders]
 TRAIN = (sys.executable, "-m", "muster", "train")
 
 
@@ -47,6 +48,13 @@ def add_arguments(parser: Parser) -> None:
     }
     parser.add_argument("script", metavar="SCRIPT", nargs="?", help=SCRIPT_HELP)
     add_job_options(parser, instance_type="", folder="/opt/ml, if it can be written")
+    parser.add_argument(
+        "--hosts",
+        metavar="N",
+        type=whole_number(1, MAX_COUNT),
+        dest="count",
+        help="refuse another number of hosts",
+    )
     add_engine_options(parser)
     parser.add_argument(
         "--attended",
@@ -59,8 +67,6 @@ def add_engine_options(parser: Parser) -> None:
     """Declares how a host learns its place in the job."""
     add = parser.add_argument
     add("--engine", metavar="NAME", help=f"what started this host: {listed(NAMES)} (found)")
-    count = whole_number(1, MAX_COUNT)
-    add("--hosts", metavar="N", type=count, dest="count", help="refuse another number of hosts")
     add("--host-list", metavar="NAME,...", help=f"all hosts, NAME or NAME=ADDRESS ({HOSTS})")
     index = whole_number(0, MAX_COUNT)
     add("--host-index", metavar="I", type=index, help=f"this host in the list, from 0 ({INDEX})")
@@ -85,27 +91,36 @@ def run(args: argparse.Namespace) -> int:
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster run --help")
     try:
-        environ = with_options(os.environ, args)
-        detected = detect(environ, read_text, args.engine or "")
-        tell(f"muster run: {in_words(detected)}\n")
-        refuse_contradiction(detected.engine, args)
-        request = request_of(args, detected.engine)
-        from muster.local.preparation import checked_keys
-
-        keys = checked_keys(request)
-        secret = read_secret(detected.engine, environ)
-        place = find_place(detected.engine)
-        folders = make_folders(request, detected.engine, place, args.output)
-        path = write_request(folders, request, detected, place, keys)
-        made = compose.environ(
-            environ, request, detected.engine, place, folders.base, folders.run, secret
-        )
-        _become_train(path, made)
+        _become_train(*prepared(args, "muster run", make_folders))
     except ConfigError as error:
         for problem in error.problems:
             tell(f"muster run: {ConfigError.__name__}: {problem}\n")
             tell(f"Fix: {problem.fix}\n" if problem.fix else "")
         return error.exit_code
+
+
+def prepared(
+    args: argparse.Namespace, who: str, folders_of: FolderMaker
+) -> tuple[str, dict[str, str]]:
+    """The base folder with the request of this host in it, and the environment of its `train`.
+
+    Raises ConfigError for an engine or a secret that cannot be right, and UsageError.
+    """
+    environ = with_options(os.environ, args)
+    detected = detect(environ, read_text, args.engine or "")
+    tell(f"{who}: {in_words(detected)}\n")
+    engine = detected.engine
+    refuse_contradiction(engine, args)
+    request = request_of(args, engine)
+    from muster.local.preparation import checked_keys
+
+    keys = checked_keys(request)
+    secret = read_secret(engine, environ)
+    place = find_place(engine)
+    folders = folders_of(request, engine, place, args.output)
+    base = write_request(folders, request, detected, place, keys)
+    made = compose.environ(environ, request, engine, place, base, folders.run, secret)
+    return base, made
 
 
 def _obey(argv: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 
 from muster.contract.engines import Detected
@@ -12,10 +13,12 @@ from muster.local.environment import asked_variables, is_of_a_job
 from muster.local.request import Request
 from muster.types.deadlines import variable
 from muster.types.engine import Engine
+from muster.types.names import listed
 from muster.types.run_files import of_an_outer_record
 
 STOP, HOLD = variable("stop_total_s"), variable("stop_hold_s")
 HOLD_S = 2
+UTC = "%Y-%m-%d %H:%M:%S UTC"
 # what the caller's environment may say, but not to the job
 _DONE_WITH = (
     "MUSTER_ENGINE",
@@ -60,7 +63,7 @@ def documents(
         "resourceconfig.json": resource,
         "inputdataconfig.json": tree.input_data_config(tuple(request.channels)),
         "hyperparameters.json": parameters,
-        MARK: {"engine": engine.name, "why": detected.why, "origins": dict(engine.origins)},
+        MARK: {"engine": engine.name, "why": detected.why, "understood": understood(engine)},
     }
     if engine.attempt is not None:
         found["init-config.json"] = {"jobRunInfo": {"jobRunNumber": engine.attempt}}
@@ -68,6 +71,24 @@ def documents(
         limit = {"MaxRuntimeInSeconds": max(1, int(left_s))}
         found["trainingjobconfig.json"] = {"StoppingCondition": limit}
     return found
+
+
+def understood(engine: Engine) -> dict[str, tuple[str, str]]:
+    """What the engine said -> (the value, the variable or file that said it)."""
+    deadline = engine.deadline_s
+    values = {
+        "hosts": listed(engine.names),
+        "count": str(engine.host_count),
+        "tasks": str(engine.host_count),  # others are refused
+        "index": str(engine.host_index),
+        "leader": engine.leader,
+        "slots": "" if engine.slots is None else str(engine.slots),
+        "job": engine.job,
+        "attempt": str(engine.attempt),
+        "deadline": "" if deadline is None else time.strftime(UTC, time.gmtime(deadline)),
+        "secret": engine.secret_file,
+    }
+    return {what: (values.get(what, ""), source) for what, source in engine.origins.items()}
 
 
 def environ(
@@ -95,9 +116,9 @@ def environ(
     if engine.nameless:
         made["MUSTER_INVENTED_NAMES"] = "1"
     made |= asked_variables(request)
-    listed = ",".join(f"{name}={address}" for name, address in place.addresses.items())
-    if listed:
-        kept.setdefault("MUSTER_HOST_ADDRESSES", listed)
+    addresses = ",".join(f"{name}={address}" for name, address in place.addresses.items())
+    if addresses:
+        kept.setdefault("MUSTER_HOST_ADDRESSES", addresses)
     kept.setdefault("MUSTER_LOG_PREFIX", "1")
     kept.setdefault("MUSTER_QUIET", "0" if request.verbose else "1")
     if engine.stop_s is not None:

@@ -46,14 +46,22 @@ def make_folders(
     """The folders below --output, else /opt/ml itself where that can be written; with the code
     packed. Raises UsageError."""
     me = place.names[engine.host_index]
+    there = base_folder(me, output, base)
     try:
         if output is not None:
             return _below_output(request, engine, os.path.realpath(output), me)
-        if os.path.isdir(base) and os.access(base, os.W_OK):
-            return _in_container(request, engine, base)
+        return _in_container(request, engine, there)
     except OSError as error:
         why = f"the run cannot be prepared: {runfolder.in_words(error)}"
         raise UsageError(why, runfolder.OTHER_PLACE) from None
+
+
+def base_folder(host: str, output: str | None, base: str = CONTAINER_BASE) -> str:
+    """Which folder is a host's opt/ml. Raises UsageError where no place was named."""
+    if output is not None:
+        return os.path.join(os.path.realpath(output), host, "opt/ml")
+    if os.path.isdir(base) and os.access(base, os.W_OK):
+        return base
     where = "cannot be written" if os.path.isdir(base) else "is not there"
     raise UsageError(
         f"{base} {where}, and no other place was named",

@@ -10,6 +10,7 @@ from muster.local.backends.choice import NAMES
 from muster.local.backends.docker import options
 from muster.local.request import MAX_HOSTS, Request, read_request
 
+NO_TYPE = "local"  # of an instance
 NEW_FOLDER = "muster-runs/TIME-SCRIPT"
 LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
@@ -121,7 +122,7 @@ def add_options(parser: Parser) -> None:
     options.add_arguments(parser)
 
 
-def add_job_options(parser: Parser, instance_type: str = "local", folder: str = NEW_FOLDER) -> None:
+def add_job_options(parser: Parser, instance_type: str = NO_TYPE, folder: str = NEW_FOLDER) -> None:
     """Declares what describes a job and makes no hosts. `folder`: where the run lies by itself."""
     add = parser.add_argument
     add(
@@ -161,10 +162,12 @@ def read_job(args: argparse.Namespace, **more: object) -> Request:
     return read_request(argparse.Namespace(**given))
 
 
-def options_given(args: argparse.Namespace) -> list[str]:
-    """The options of `add_options` that the command line has."""
+def options_given(
+    args: argparse.Namespace, declare: Callable[[Parser], None] = add_options
+) -> list[str]:
+    """The options of `declare` that the command line has."""
     parser = Parser("")
-    add_options(parser)
+    declare(parser)
     return [
         action.option_strings[0]
         for action in parser._actions

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pwd
 import stat
 from collections.abc import Sequence
 from typing import Any
@@ -127,12 +126,7 @@ def _candidates() -> list[str]:
 
 def _live(path: str) -> LiveRun | None:
     """The run, if a host of it listens. Raises UsageError for another user's."""
-    try:
-        names = sorted(os.listdir(path), key=lambda name: (len(name), name))
-    except PermissionError:
-        raise UsageError(_whose(path), "ask as that user, or as root") from None
-    except OSError:
-        return None
+    names = sorted(runfolder.entries(path), key=lambda name: (len(name), name))
     folders = [os.path.join(path, name) for name in names]
     listening = tuple(folder for folder in folders if _listens(folder))
     return LiveRun(path, listening) if listening else None
@@ -162,14 +156,3 @@ def _named(name: str) -> LiveRun:
     guess = did_you_mean(name, known, likeness=TYPED)
     running = f"running: {listed(known)}" if known else "no run is running here"
     raise UsageError(f"no run {name!r}{guess}", running)
-
-
-def _whose(path: str) -> str:
-    try:
-        uid = os.stat(path).st_uid
-        owner = pwd.getpwuid(uid).pw_name
-    except KeyError:
-        owner = str(uid)
-    except OSError as error:
-        return f"{path} cannot be read: {runfolder.in_words(error)}"
-    return f"{path} is a run of user {owner}"

@@ -44,6 +44,7 @@ TARGETS = {
 }
 FILE_ENGINE = "hosts"
 _SPELT = [name if name != FILE_ENGINE else f"{name}:FILE" for name in TARGETS]
+RETRIES = 3
 OWN_FILES = ("kubernetes", "batch")  # their hosts see no folder of this machine
 MAX_NAME = 50  # of a label of DNS, 63, engines add to it
 MAX_RETRIES = 100
@@ -71,7 +72,7 @@ def add_arguments(parser: Parser) -> None:
     )
     add("--grace", metavar="SECONDS", type=seconds, help="from a stop to its end (the engine's)")
     retries = whole_number(0, MAX_RETRIES)
-    add("--retries", metavar="N", type=retries, default=3, help="of the codes worth one (3)")
+    add("--retries", metavar="N", type=retries, help="of the codes worth one (3)")
     add("--python", metavar="FILE", help="without an image: the hosts' Python with muster (this)")
     add("--dry-run", action="store_true", help="print the engine's file and submit nothing")
     add("--follow", metavar="RUN", nargs="?", const="", help="show the job until it has ended")
@@ -130,6 +131,9 @@ def _submit(args: argparse.Namespace) -> int:
     if packed and os.path.isabs(args.script or ""):
         what = f"{args.script} is a path of this machine, and the code is elsewhere"
         raise UsageError(what, f"name it from {args.source_dir}: {os.path.basename(args.script)}")
+    if engine == "hosts" and args.retries is not None:
+        what = f"--retries {args.retries}: a job that a person attends by ssh begins once"
+        raise UsageError(what, "leave it out")
     request = read_job(args, image=None, packed=packed, far=engine in OWN_FILES)
     request = request._replace(hosts=args.count or _count(where))
     preparation.distribution_keys(request)
@@ -207,7 +211,7 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
         kind=args.kind,
         settings=parse_pairs("--set", texts),
         grace_s=args.grace,
-        retries=args.retries,
+        retries=RETRIES if args.retries is None else args.retries,
     )
 
 

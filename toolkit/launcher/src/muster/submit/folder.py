@@ -87,6 +87,7 @@ def find(name: str) -> Submitted:
     """As `submitted`. Raises UsageError where there is none."""
     if found := submitted(name):
         return found
+    runfolder.entries(name)
     raise UsageError(
         f"no submitted run {name!r}",
         f"name the run folder that `muster submit` printed; it holds {SUBMITTED}",

@@ -26,6 +26,8 @@ def read(environ: Mapping[str, str], files: Files) -> Engine | None:
     where = values.origins.get("hosts", "").removeprefix("variable ")
     names, addresses = listed_hosts(text, where)
     fix = f"set {INDEX} on every host, from 0, which leads"
+    if names:
+        values.origins["count"] = values.origins["hosts"]
     count = len(names) or values.needed("count", COUNT, least=1, fix=fix)
     leader = values.text("leader", LEADER)
     index = values.number("index", INDEX, "SKYPILOT_NODE_RANK")

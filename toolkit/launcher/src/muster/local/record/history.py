@@ -81,6 +81,7 @@ def find_run(name: str) -> Run:
     for path in (os.path.join(layout.RUNS, name), name):
         if name and is_run(path):
             return read_run(os.path.realpath(path))
+    runfolder.entries(name)
     known = [run.name for run in runs()]
     if name == LATEST and known:
         return read_run(os.path.realpath(os.path.join(layout.RUNS, known[0])))

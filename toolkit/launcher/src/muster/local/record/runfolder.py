@@ -8,6 +8,7 @@ Layout (docs/how-to/local.md): summary.json, and of each host events.jsonl, logs
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import time
 from collections.abc import Sequence
@@ -91,6 +92,27 @@ def planned(program: str, output: str | None) -> str:
 def in_words(error: OSError) -> str:
     """What the system refused, and where."""
     return ": ".join(filter(None, [str(error.filename or ""), error.strerror or str(error)]))
+
+
+def entries(path: str) -> list[str]:
+    """What lies in a run folder, [] where there is none. Raises UsageError for another user's."""
+    try:
+        return os.listdir(path)
+    except PermissionError:
+        raise UsageError(_whose(path), "ask as that user, or as root") from None
+    except OSError:
+        return []
+
+
+def _whose(path: str) -> str:
+    try:
+        uid = os.stat(path).st_uid
+        owner = pwd.getpwuid(uid).pw_name
+    except KeyError:
+        owner = str(uid)
+    except OSError as error:
+        return f"{path} cannot be read: {in_words(error)}"
+    return f"{path} is a run of user {owner}"
 
 
 def job_name(text: str) -> str:
