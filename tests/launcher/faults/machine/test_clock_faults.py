@@ -51,6 +51,8 @@ READERS = {  # stamps for people and programs, and what `doctor` says of the clo
     "rank_bootstrap/calls.py",  # torch stamps calls so; believed back to the look before alone
     "report/read.py",
     "submit/folder.py",  # when a job was submitted
+    "submit/follow.py",  # whether somebody looked a moment ago, also where this machine slept
+    "elsewhere/compose.py",  # how the end that an engine names is shown
     "elsewhere/command.py",  # how long an engine that names an end still leaves the job
     "local/launch.py",  # when the run began, beside the stamps of its checkpoints
     "local/faults/injector.py",

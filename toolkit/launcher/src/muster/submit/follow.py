@@ -33,7 +33,7 @@ def follow(target: SubmitTarget, job: Submitted) -> int:
             try:
                 found = state_of(target, job)
                 answered = time.monotonic()
-                if found.word == LOST and last is not None and time.time() - seen < FORGETS_S:
+                if found.word == LOST and last is not None and 0 <= time.time() - seen < FORGETS_S:
                     # no engine forgets a job between two looks: somebody has deleted it
                     found = JobState(STOPPED, STOPPED_EXIT_CODE, found.why)
                     folder.keep_code(job, STOPPED_EXIT_CODE)
