@@ -61,6 +61,7 @@ def test_a_rank_that_needs_a_process_group_is_told_how_to_get_one(cluster: Make)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_rank_that_left_early_is_named(cluster: Make) -> None:
     job = cluster(EARLY, hosts=1, hyperparameters=TWO_RANKS)
     for result in job.run(limit_s=120).values():
@@ -88,6 +89,7 @@ raise ValueError("follows")
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_rank_whose_own_server_is_down_is_no_victim_of_a_peer(cluster: Make) -> None:
     job = cluster(DATABASE_DOWN, hosts=1, hyperparameters=TWO_RANKS)
     for result in job.run(limit_s=60).values():
@@ -130,6 +132,7 @@ SMALL_SHM = ("unshare", "--mount", "sh", "-c", MOUNT, "sh")
 
 @pytest.mark.torch
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can mount a small /dev/shm")
+@pytest.mark.slow
 def test_a_small_shared_memory_is_warned_of_and_named_when_a_loader_dies_of_it(
     start: Start, tmp_path: Path
 ) -> None:

@@ -44,6 +44,7 @@ def on_neuron(cluster: Make, script: str, seconds: float, code: int) -> tuple[Cl
     return job, marker
 
 
+@pytest.mark.slow
 def test_graphs_are_compiled_to_the_end_after_the_last_rank(cluster: Make) -> None:
     """Longer than the two seconds after which other launchers are ended."""
     job, marker = on_neuron(cluster, "print('trial')", seconds=3.5, code=0)
@@ -53,6 +54,7 @@ def test_graphs_are_compiled_to_the_end_after_the_last_rank(cluster: Make) -> No
     assert marker.exists()
 
 
+@pytest.mark.slow
 def test_a_compiler_that_fails_fails_the_job(cluster: Make) -> None:
     job, marker = on_neuron(cluster, "print('trial')", seconds=0, code=4)
     result = job.run(limit_s=60)["algo-1"]
@@ -63,6 +65,7 @@ def test_a_compiler_that_fails_fails_the_job(cluster: Make) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_stop_ends_a_compiler(cluster: Make) -> None:
     job, marker = on_neuron(cluster, "print('trial')", seconds=30, code=0)
     job.start_until("compiling after the trial", limit_s=60)

@@ -48,6 +48,7 @@ def kept(job: Cluster, host: str) -> dict[str, list[Any]]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_one_rank_of_the_world_prints_and_each_keeps_its_entries(cluster: Make) -> None:
     names = ["loss", "accuracy", "step"]
     job = cluster(TRAINS, hyperparameters=TWO_PER_HOST, environ={"MUSTER_START_S": "60"})

@@ -30,6 +30,7 @@ LED = """
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 def test_idle_workers_of_tensorflow_are_ended_after_their_chief_and_servers_with_the_job(
     cluster: Make,
 ) -> None:
@@ -104,6 +105,7 @@ AT_WORK = """
 
 
 @pytest.mark.promise("F65")
+@pytest.mark.slow
 def test_workers_that_work_on_after_their_chief_in_any_way_are_left_alone(cluster: Make) -> None:
     """Asleep, in poll, for a process that sleeps, for one that works, in Python, in threads."""
     environ = {"MUSTER_IDLE_S": "1"}
@@ -295,6 +297,7 @@ CONNECTS = """
 
 @pytest.mark.promise("S08")
 @pytest.mark.parametrize("hosts", [1, 2])
+@pytest.mark.slow
 def test_pytorch_s_servers_and_ranks_share_addresses_and_a_key_that_nobody_else_sees(
     cluster: Make, hosts: int
 ) -> None:

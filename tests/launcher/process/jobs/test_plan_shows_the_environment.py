@@ -53,7 +53,7 @@ def known(seen: Mapping[str, str], made_at_start: list[str]) -> dict[str, str]:
 
 @pytest.mark.parametrize(
     "hyperparameters",
-    [{"lr": "0.1"}, pytest.param(TORCHRUN, marks=pytest.mark.torch)],
+    [{"lr": "0.1"}, pytest.param(TORCHRUN, marks=(pytest.mark.torch, pytest.mark.slow))],
     ids=["none", "torchrun"],
 )
 def test_the_plan_shows_what_a_rank_sees(cluster: Make, hyperparameters: dict[str, str]) -> None:

@@ -49,6 +49,7 @@ def test_a_secret_in_a_traceback_is_masked_in_every_text_of_ours(cluster: Make) 
 
 @pytest.mark.promise("S09")
 @pytest.mark.parametrize("hyperparameters", [{}, pytest.param(TORCHRUN, marks=pytest.mark.torch)])
+@pytest.mark.slow
 def test_of_all_processes_of_a_job_only_train_has_its_secret(
     cluster: Make, hyperparameters: dict[str, str]
 ) -> None:

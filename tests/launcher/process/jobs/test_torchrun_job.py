@@ -18,6 +18,7 @@ SLOW_ENOUGH = {"MUSTER_START_S": "60"}
 
 
 @pytest.mark.promise("F31")
+@pytest.mark.slow
 def test_ranks_of_two_hosts_reduce_together_and_the_first_that_fails_is_named_and_no_victim(
     cluster: Make,
 ) -> None:
@@ -68,6 +69,7 @@ def test_a_launcher_that_dies_early_is_a_launch_error(cluster: Make) -> None:
     assert "broken torchrun" in result.failure
 
 
+@pytest.mark.slow
 def test_a_stop_reaches_every_rank_and_gives_the_whole_grace(cluster: Make) -> None:
     script = (
         "import os, signal, sys, time\n"

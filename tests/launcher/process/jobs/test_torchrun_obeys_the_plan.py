@@ -28,6 +28,7 @@ with open(f"{sys.argv[1]}/{os.environ['RANK']}.json", "x") as file:
 DEVICES = (2, 1)  # per host: two groups, so that torchrun has to sum up unequal counts
 
 
+@pytest.mark.slow
 def test_two_hosts_of_unequal_size_make_the_ranks_of_the_table(tmp_path: Path) -> None:
     recorder = tmp_path / "recorder.py"
     recorder.write_text(RECORDER)

@@ -41,6 +41,7 @@ def bench(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.clock
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["strong", "weak"])
 def test_the_efficiency_of_known_costs_is_predicted(tmp_path: Path, kind: str) -> None:
     words = ["--ranks", "1,2,4", "--repeat", "1", "--json", "--oversubscribe"]

@@ -457,6 +457,7 @@ def test_few_files_leave_ranks_without_agents_and_the_job_goes_on(cluster: Make)
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_ranks_of_torchrun_have_agents(cluster: Make) -> None:
     two = {
         "sagemaker_torch_distributed_enabled": "true",

@@ -122,6 +122,7 @@ def test_of_musters_collectives_when_a_rank_came_to_the_last_calls(
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     script = TORCH.replace("BACKEND", "'gloo'")
     ends = "\ndist.destroy_process_group()\n"
@@ -143,6 +144,7 @@ def test_of_gloo_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_of_gloo_a_call_that_waits_is_seen_without_reading_of_those_that_do_not(
     ranks: Ranks, tmp_path: Path
 ) -> None:
@@ -164,6 +166,7 @@ def test_of_gloo_a_call_that_waits_is_seen_without_reading_of_those_that_do_not(
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_of_the_backend_muster_the_call_that_waits(ranks: Ranks, tmp_path: Path) -> None:
     script = "import muster_collectives.torch\n" + TORCH.replace("BACKEND", "'muster'")
     ends = "\ndist.destroy_process_group()\n"
@@ -182,6 +185,7 @@ def test_of_the_backend_muster_the_call_that_waits(ranks: Ranks, tmp_path: Path)
 
 @pytest.mark.torch
 @pytest.mark.parametrize("backend", ["gloo", "muster"])
+@pytest.mark.slow
 def test_ranks_that_are_asked_all_the_time_train_on_and_end_well(
     ranks: Ranks, backend: str
 ) -> None:

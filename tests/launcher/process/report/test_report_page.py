@@ -33,7 +33,17 @@ def made(folder: Path, name: str, run: Made) -> str:
     return write_record(str(folder / name), run)
 
 
-@pytest.mark.parametrize("kind", ["succeeded", "failed", "hostile", "many-ranks", "compared"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        "succeeded",
+        "hostile",
+        *(
+            pytest.param(kind, marks=pytest.mark.slow)
+            for kind in ("failed", "many-ranks", "compared")
+        ),
+    ],
+)
 def test_the_page_is_whole_in_every_view_and_loads_nothing(tmp_path: Path, kind: str) -> None:
     runs = {
         "succeeded": [Made()],

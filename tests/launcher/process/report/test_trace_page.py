@@ -62,6 +62,7 @@ def test_perfetto_reads_all_that_the_trace_of_a_record_holds(tmp_path: Path) -> 
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_profiles_of_torch_lie_within_the_time_of_their_rank(tmp_path: Path) -> None:
     (tmp_path / "code").mkdir()
     (tmp_path / "code" / "train.py").write_text(

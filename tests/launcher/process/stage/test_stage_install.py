@@ -143,6 +143,7 @@ def with_torch(desk: Desk) -> Desk:
 
 @pytest.mark.promise("F65")
 @pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+@pytest.mark.slow
 def test_requirements_that_need_another_torch_are_refused_with_both_sides(
     target: bool, with_torch: Desk
 ) -> None:
@@ -196,6 +197,7 @@ def test_a_torchvision_of_the_same_kind_of_build_as_torch_is_installed(with_torc
 
 
 @pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
+@pytest.mark.slow
 def test_a_package_of_the_image_that_is_replaced_is_named_with_both_versions(
     target: bool, with_torch: Desk
 ) -> None:
@@ -276,6 +278,7 @@ setup(name="made", version="1", py_modules=[], ext_modules=[Extension("made", ["
 """
 
 
+@pytest.mark.slow
 def test_a_package_that_needs_a_compiler_where_there_is_none_names_the_image_that_has_one(
     desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -308,6 +311,7 @@ def another_name_of(folder: Path) -> Path:
 class TestTarget:
     """`MUSTER_INSTALL_TARGET`: hosts of `muster local` never touch the caller's environment."""
 
+    @pytest.mark.slow
     def test_only_what_is_missing_goes_into_the_target(self, desk: Desk) -> None:
         make_wheel(desk.wheels, "base", "1.0")
         desk.put(train_py="", requirements_txt="base\n").install()
@@ -324,6 +328,7 @@ class TestTarget:
         program = "import subprocess; print(subprocess.check_output(['demo'], text=True), end='')"
         assert desk.run(program, target=True) == "1.0"
 
+    @pytest.mark.slow
     def test_another_version_covers_the_interpreters_own(self, desk: Desk) -> None:
         make_wheel(desk.wheels, "demo", "1.0")
         desk.put(train_py="", requirements_txt="demo\n").install()
@@ -339,6 +344,7 @@ class TestTarget:
         desk.install(target=True)
         assert desk.run("import demo; print(demo.VERSION)", target=True) == "1.0"
 
+    @pytest.mark.slow
     def test_hashes_are_checked_in_both_steps(self, desk: Desk) -> None:
         wheel = make_wheel(desk.wheels, "demo", "1.0")
         desk.put(train_py="", requirements_txt=f"demo==1.0 --hash=sha256:{'0' * 64}\n")
@@ -349,6 +355,7 @@ class TestTarget:
         desk.put(requirements_txt=f"demo==1.0 --hash=sha256:{digest}\n").install(target=True)
         assert desk.run("import demo; print(demo.VERSION)", target=True) == "1.0"
 
+    @pytest.mark.slow
     def test_a_provisioned_host_needs_no_network_and_starts_nothing(
         self, desk: Desk, tmp_path: Path
     ) -> None:
@@ -368,6 +375,7 @@ class TestTarget:
         assert len(desk.steps.calls) == started
         assert "everything is installed already" in desk.log.lines[-1]
 
+    @pytest.mark.slow
     def test_a_folder_of_ours_keeps_nothing_of_another_job_or_another_python(
         self, desk: Desk, tmp_path: Path
     ) -> None:
@@ -384,6 +392,7 @@ class TestTarget:
         desk.install(target=True)
         assert desk.run("import two; print(two.VERSION)", target=True) == "1.0"
 
+    @pytest.mark.slow
     def test_what_a_folder_of_ours_holds_outlives_an_install_that_fails(
         self, desk: Desk, tmp_path: Path
     ) -> None:

@@ -90,12 +90,16 @@ def _ended(rank: RankResult) -> str:
 
 
 def _stacks(folder: str) -> str:
-    """Where the ranks of a run are; "" where that cannot be known in time."""
+    """Where the ranks of a run are, or why that is not known."""
     command = [*jobs.program("muster.cli"), "stacks", folder]
     try:
         asked = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=STACKS_S, check=False
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return asked.stdout.decode(errors="replace") if asked.returncode == 0 else ""
+    except subprocess.TimeoutExpired:
+        return f"not known: muster stacks had no answer within {STACKS_S:g} s"
+    except OSError as error:
+        return f"not known: {error}"
+    if asked.returncode == 0:
+        return asked.stdout.decode(errors="replace")
+    return f"not known: {asked.stderr.decode(errors='replace').strip() or asked.returncode}"
