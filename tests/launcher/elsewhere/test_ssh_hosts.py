@@ -358,6 +358,7 @@ def test_ranks_of_both_hosts_train_together(place: Place, distribution: str) -> 
 
 
 @pytest.mark.long
+@pytest.mark.timeout(300)
 def test_a_connection_that_falls_silent_is_a_stop_at_both_ends(place: Place) -> None:
     """Nobody is told that the cable is out; hosts and desk wait for one another for two minutes,
     also while what the rank prints has nowhere to go."""
