@@ -141,7 +141,7 @@ def test_a_rank_that_its_limit_holds_up_is_named_with_that(
         "algo-2", command=["sh", "-c", enters, str(quota), sys.executable, "-m", "muster", "train"]
     )
     job.wait_for("algo-1", "muster metrics step=2\n", limit_s=120)  # the start is not held up
-    (quota / "cpu.cfs_quota_us").write_text("10000")  # a tenth of a processor
+    (quota / "cpu.cfs_quota_us").write_text("25000")  # a quarter of a processor
     said = found(job, until, lambda: (quota / "cpu.cfs_quota_us").write_text("-1"))
     assert "throttled: " in said
 
