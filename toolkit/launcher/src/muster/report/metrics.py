@@ -72,12 +72,12 @@ class Reader:
 
     def _keep(self, entries: Sequence[dict[str, Any]]) -> None:
         """Points of the progress, of entries that have a step."""
+        while len(self._points) + len(entries) // self._every > 2 * POINTS:
+            del self._points[1::2]
+            self._every *= 2
         for at in range(-self._stepped % self._every, len(entries), self._every):
             self._points += _progress(entries[at : at + 1])
         self._stepped += len(entries)
-        while len(self._points) > 2 * POINTS:
-            del self._points[1::2]
-            self._every *= 2
         self._end = _progress(reversed(entries)) or self._end
 
     def metrics(self) -> RankMetrics:
