@@ -14,7 +14,7 @@ from benchmarks.table import Row, under
 from benchmarks.timing import interleaved
 from muster.run.child.rank_shim import agent_words
 
-STARTS, RUNS, STEPS = 100, 12, 1000
+STARTS, RUNS, STEPS = 100, 30, 1000
 ASKED_EVERY_S = 1.0
 START_MS, STEP_SHARE = 3.0, 1.0
 _READ_BYTES = 1 << 20

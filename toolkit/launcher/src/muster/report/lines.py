@@ -52,6 +52,8 @@ class Lines:
             found = []
         if len(found) != data.count(b"\n") + 1:  # a bad line, or none at all
             found = [_parsed(line) for line in data.split(b"\n") if line.strip()]
+        if set(map(type, found)) <= {dict}:  # one look: mostly all are
+            return found
         good = [one for one in found if isinstance(one, dict)]
         self.bad += len(found) - len(good)
         return good

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
-from typing import Any
+from typing import Any, cast
 
 from muster.report.cells import any_number, number
 from muster.report.lines import Lines
@@ -43,7 +43,7 @@ class Reader:
         self._lines += len(entries)
         self._samples.take("samples", entries)
         if isinstance(entries[0].get("values"), dict):
-            entries = list(map(_values_of, entries))
+            entries = _values_of(entries)
         names = sorted(set().union(*entries).difference(NO_VALUES))
         room = MOST_NAMES - len(self._series)
         fresh = [name for name in names if name not in self._series]
@@ -132,9 +132,11 @@ def _progress(entries: Iterable[dict[str, Any]]) -> tuple[ProgressPoint, ...]:
     return ()
 
 
-def _values_of(entry: dict[str, Any]) -> dict[str, Any]:
-    values = entry.get("values")
-    return values if isinstance(values, dict) else {}
+def _values_of(entries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    found = [entry.get("values") for entry in entries]
+    if set(map(type, found)) != {dict}:
+        found = [one if isinstance(one, dict) else {} for one in found]
+    return cast("list[dict[str, Any]]", found)
 
 
 def _columns(entries: Sequence[dict[str, Any]], names: Sequence[str]) -> Iterable[Sequence[Any]]:
