@@ -47,7 +47,7 @@ class Lines:
     def _objects(self, data: bytes) -> list[dict[str, Any]]:
         data = data.strip(b"\n")
         try:
-            found = json.loads(b"[" + data.replace(b"\n", b",") + b"]")
+            found: list[Any] = json.loads(b"[" + data.replace(b"\n", b",") + b"]")
         except (ValueError, RecursionError):
             found = []
         if len(found) != data.count(b"\n") + 1:  # a bad line, or none at all
