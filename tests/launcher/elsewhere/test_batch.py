@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -217,38 +217,74 @@ def test_the_reason_of_a_failure_is_the_main_nodes() -> None:
     assert batch.judged({"j": told}, "j", "j#0").why == "Essential container in task exited"
 
 
+class Service:
+    """Answers as Batch, but for what `lost` names: there the connection ends without a word.
+    `asked`: what it was."""
+
+    def __init__(self, answers: Mapping[str, tuple[int, object]], lost: Sequence[str] = ()) -> None:
+        asked: list[str] = []
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                name = self.path.rpartition("/")[2]
+                asked.append(name)
+                if name in lost:
+                    self.close_connection = True
+                    return
+                status, answer = answers.get(name, (200, {}))
+                text = json.dumps(answer).encode()
+                self.send_response(status)
+                self.send_header("Content-Length", str(len(text)))
+                self.end_headers()
+                self.wfile.write(text)
+
+            def log_message(self, *words: object) -> None: ...
+
+        self.asked = asked
+        self._server = HTTPServer(("127.0.0.1", 0), Handler)
+
+    def submitted(self, folder: Path) -> Said:
+        """What `muster submit` says to this service."""
+        poll = {"poll_interval": 0.05}
+        thread = threading.Thread(target=self._server.serve_forever, kwargs=poll)
+        thread.start()
+        try:
+            url = f"http://127.0.0.1:{self._server.server_port}"
+            keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+            around = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-west-2", **keys}
+            return submit(folder, *WORDS, environ=around)
+        finally:
+            self._server.shutdown()
+            self._server.server_close()
+            thread.join()
+
+
+REGISTERED = 200, {"jobDefinitionArn": "arn:d", "jobDefinitionName": "d", "revision": 1}
+
+
 def test_a_job_is_asked_for_once(tmp_path: Path) -> None:
-    """An answer that is lost says nothing of the job: a second try would make a second one."""
-    asked: list[str] = []
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            self.rfile.read(int(self.headers.get("Content-Length") or 0))
-            name = self.path.rpartition("/")[2]
-            asked.append(name)
-            made = {"jobDefinitionArn": "arn:d", "jobDefinitionName": "d", "revision": 1}
-            text = json.dumps({} if name == "submitjob" else made).encode()
-            self.send_response(500 if name == "submitjob" else 200)
-            self.send_header("Content-Length", str(len(text)))
-            self.end_headers()
-            self.wfile.write(text)
-
-        def log_message(self, *words: object) -> None: ...
-
-    server = HTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-    thread.start()
-    try:
-        url = f"http://127.0.0.1:{server.server_port}"
-        keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
-        around = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-west-2", **keys}
-        said = submit(tmp_path, *WORDS, environ=around)
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    """A second try might make a second one."""
+    service = Service({"registerjobdefinition": REGISTERED, "submitjob": (500, {})})
+    said = service.submitted(tmp_path)
     assert said.code == 2, said.err
-    assert asked == ["registerjobdefinition", "submitjob", "deregisterjobdefinition"]
+    assert service.asked == ["registerjobdefinition", "submitjob", "deregisterjobdefinition"]
+
+
+@pytest.mark.parametrize("definition", ["arn:d", "arn:other"])
+def test_a_job_whose_answer_was_lost_is_found_or_looked_for(
+    tmp_path: Path, definition: str
+) -> None:
+    taken = {"jobId": "j-1", "jobName": "train", "jobDefinition": definition}
+    answers = {"registerjobdefinition": REGISTERED, "listjobs": (200, {"jobSummaryList": [taken]})}
+    service = Service(answers, lost=["submitjob"])
+    said = service.submitted(tmp_path)
+    assert service.asked[:3] == ["registerjobdefinition", "submitjob", "listjobs"]
+    if definition == "arn:d":
+        assert said.code == 0 and "batch job j-1" in said.err, said.err
+        assert service.asked[3:] == []
+    else:
+        assert said.code == 2 and "look for train in the queue gpus" in said.err, said.err
 
 
 @pytest.mark.parametrize(

@@ -120,6 +120,15 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert list((place.folder / "tmp").iterdir()) == []
 
 
+def test_a_script_that_tidies_up_loses_nothing(place: Place) -> None:
+    """The job's private folder lies where files go after some days, or by a script."""
+    tidies = 'next(Path(os.environ["SM_MODEL_DIR"]).parents[4].glob("environ.json")).unlink()\n'
+    (place.folder / "code" / "train.py").write_text(SCRIPT + tidies)
+    code, _, err = place.run(file="node-b")
+    assert code == 0, err
+    assert (place.folder / "run" / "model" / "weights-node-b").exists()
+
+
 @pytest.mark.promise("E02")
 def test_the_failing_rank_of_the_second_host_is_named(place: Place) -> None:
     code, _, err = place.run(env={"FAIL": "node-b"})

@@ -26,13 +26,16 @@ name = os.path.basename(sys.argv[0])
 with open(os.path.join(os.environ["SEEN"], name), "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if name == "squeue":
-    print("RUNNING")
-if name == "srun" and "test" in sys.argv:
-    sys.exit(int(os.environ.get("BLIND", "0")))
+    print("RUNNING" if "%T" in sys.argv else os.environ.get("END", ""))
+if name == "srun" and "sh" in sys.argv:
+    print(os.environ.get("BLIND", ""))
+    sys.exit(int(os.environ.get("UNABLE", "0")))
 if name == "scontrol":
     sys.exit(int(os.environ.get("REFUSED", "0")))
 if name == "srun" and "run" in sys.argv:
     run = sys.argv[sys.argv.index("--output") + 1]
+    with open(os.path.join(os.environ["SEEN"], "end"), "w") as file:
+        file.write(os.environ.get("SLURM_JOB_END_TIME", ""))
     with open(os.path.join(run, "summary.json"), "w") as file:
         file.write(os.environ.get("SAID", ""))
     sys.exit(int(os.environ["CODE"]))
@@ -110,9 +113,30 @@ def test_nodes_that_do_not_see_the_run_folder_start_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = job(tmp_path)
-    code, seen = run_it(tmp_path, made, 0, BLIND="1")
+    code, seen = run_it(tmp_path, made, 0, BLIND="no")
     assert code == 100 and len((seen / "srun").read_text().splitlines()) == 1
     assert f"not all nodes see {made.run}: it must be on" in capfd.readouterr().err
+
+
+def test_a_first_step_that_slurm_could_not_make_is_no_fault_of_the_disk(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A node that died, or was busy: the job begins again."""
+    code, seen = run_it(tmp_path, job(tmp_path, retries=2), 0, UNABLE="1")
+    assert code == 106 and (seen / "scontrol").exists()
+    assert "not all nodes see" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("said", "deadline"),
+    [("", ""), ("N/A", ""), ("2031-01-01T00:00:00+00:00", "1924992000")],
+)
+def test_a_queue_that_does_not_answer_is_no_deadline(
+    tmp_path: Path, said: str, deadline: str
+) -> None:
+    """Of nothing `date` would make the beginning of this day."""
+    code, seen = run_it(tmp_path, job(tmp_path), 0, END=said)
+    assert code == 0 and (seen / "end").read_text() == deadline
 
 
 def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Path) -> None:
@@ -120,7 +144,7 @@ def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Pat
     summary = Path(made.run, "summary.json")
     summary.parent.mkdir()
     summary.write_text("{}")
-    run_it(tmp_path, made, 137, BLIND="1")
+    run_it(tmp_path, made, 137, BLIND="no")
     assert not summary.exists()
 
 
@@ -148,11 +172,11 @@ def test_a_job_that_the_engine_has_is_told_although_its_folder_is_full(
 def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: Path) -> None:
     whole = slurm_script.sbatch_options(job(tmp_path))
     shared = slurm_script.sbatch_options(
-        job(tmp_path, settings={"cpus-per-task": "4", "chdir": "/else"}, grace_s=120.0, retries=1)
+        job(tmp_path, settings={"cpus-per-task": "4", "job-name": "x"}, grace_s=120.0, retries=1)
     )
     assert whole["exclusive"] == "" and whole["mem"] == "0" and "no-requeue" in whole
     assert "exclusive" not in shared and "mem" not in shared and "requeue" in shared
-    assert (shared["cpus-per-task"], shared["chdir"]) == ("4", "/else")
+    assert (shared["cpus-per-task"], shared["job-name"]) == ("4", "x")
     assert shared["signal"] == "B:TERM@135"
 
 
@@ -160,6 +184,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
     ("more", "said"),
     [
         ({"settings": {"nodes": "2"}}, "muster decides it"),
+        ({"settings": {"wait": ""}}, "muster decides it"),
+        ({"settings": {"chdir": "/else"}}, "muster decides it"),
         ({"settings": {"Partition": "x"}}, "no long option"),
         ({"settings": {"comment": "a\nb"}}, "more than one line"),
         ({"run": "/shared/a\\b"}, "no backslash"),
@@ -213,3 +239,47 @@ def test_an_image_gets_the_folders_of_the_job(
     made = made._replace(request=made.request._replace(channels={"train": "/data"}))
     found = " ".join(slurm_script.muster(made))
     assert words in found and "/shared/run:/shared/run,/data:/data" in found
+    assert ("--nv" in found) == found.startswith("apptainer")
+
+
+def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path) -> None:
+    kept = tmp_path / "new" / "checkpoints"
+    made = job(tmp_path, image="/images/it.sif")
+    made = made._replace(request=made.request._replace(checkpoint=str(kept)))
+    assert run_it(tmp_path, made, 0)[0] == 0
+    assert kept.is_dir()
+
+
+def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stands for Slurm's, and keeps the variables that it has."""
+    program = folder / "sbatch"
+    program.write_text(f"#!/bin/sh\nenv > {folder}/variables\necho 4711\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(folder)
+    Path("train.py").write_text("")
+
+
+def test_variables_of_sbatch_do_not_overrule_what_was_given(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(tmp_path, monkeypatch)
+    given = {"PARTITION": "cpu", "WAIT": "1", "ARRAY_INX": "1-3", "SIGNAL": "USR1", "ACCOUNT": "me"}
+    for name, value in given.items():
+        monkeypatch.setenv(f"SBATCH_{name}", value)
+    assert main(["submit", "train.py", "--on", "slurm", "--set", "partition=gpu"]) == 0
+    lines = Path("variables").read_text().splitlines()
+    assert [line for line in lines if line.startswith("SBATCH_")] == ["SBATCH_ACCOUNT=me"]
+
+
+def test_a_folder_of_a_job_that_may_begin_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nobody would find the first one again, and both would write there."""
+    sbatch(tmp_path, monkeypatch)
+    words = ["submit", "train.py", "--on", "slurm", "--output", "run"]
+    assert main(words) == 0
+    kept = Path("run/submitted.json").read_text()
+    assert main([*words, "--overwrite"]) == 2
+    assert "muster submit --cancel" in capsys.readouterr().err
+    assert Path("run/submitted.json").read_text() == kept

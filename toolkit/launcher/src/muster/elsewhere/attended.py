@@ -67,7 +67,8 @@ def attend(start: Start) -> int:
     job = _Job(desk, receiver, float(request["stop_s"]))
     job.begin(folder, request, start)
     code = job.hold()
-    os.unlink(os.path.join(folder, ENVIRON))
+    with suppress(OSError):  # something may have tidied up here: the record is worth more
+        os.unlink(os.path.join(folder, ENVIRON))
     if job.deliver(code, os.path.join(folder, RUN), int(request["most_bytes"])):
         os.chdir("/")
         shutil.rmtree(folder, ignore_errors=True)

@@ -69,11 +69,34 @@ def hand_over(job: Submission, text: str) -> Submitted:
     definition = made["jobDefinitionArn"]
     try:
         found = _answer(service, "submit_job", **asked["SubmitJob"], jobDefinition=definition)
-    except UsageError:
-        _answer(service, "deregister_job_definition", jobDefinition=definition)
-        raise
+    except UsageError as error:
+        found = _taken(service, asked["SubmitJob"], definition, error)
     where = {"region": service.meta.region_name, "definition": definition, "run": ""}
     return Submitted("batch", found["jobId"], job.name, job.request.hosts, job.run, where)
+
+
+def _taken(
+    service: Any, asked: dict[str, Any], definition: str, error: UsageError
+) -> dict[str, Any]:
+    """The job, where Batch took it and only the answer was lost: the revision is that job's alone.
+    Raises the error that came in place of the answer."""
+    name, queue = asked["jobName"], asked["jobQueue"]
+    named = [{"name": "JOB_NAME", "values": [name]}]
+    try:
+        if isinstance(error, _UnansweredError):
+            jobs = _answer(service, "list_jobs", jobQueue=queue, filters=named)["jobSummaryList"]
+            for one in jobs:
+                if one.get("jobDefinition") == definition:
+                    return dict(one)
+        _answer(service, "deregister_job_definition", jobDefinition=definition)
+    except UsageError:  # of no use to the person
+        pass
+    if isinstance(error, _UnansweredError):
+        fix = (
+            f"Batch may have taken it: look for {name} in the queue {queue} before you submit again"
+        )
+        raise UsageError(error.message, fix) from None
+    raise error
 
 
 def state(job: Submitted) -> JobState:
@@ -128,7 +151,7 @@ def inside(job: Submitted) -> list[str]:
     """Raises UsageError: Batch has no way into a node that needs no preparation."""
     raise UsageError(
         "muster cannot look into a job of AWS Batch",
-        f"muster submit --follow {job.run} shows what it prints",
+        f"muster submit --follow {job.run} shows what it prints, --cancel {job.run} ends it",
     )
 
 
@@ -209,11 +232,17 @@ def _client(service: str, job: Submitted | None = None) -> Any:
 
 
 def _answer(service: Any, action: str, **request: Any) -> dict[str, Any]:
-    """Raises UsageError in the service's own words."""
+    """Raises UsageError in the service's own words, _UnansweredError where there were none."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
         found: dict[str, Any] = getattr(service, action)(**request)
-    except (BotoCoreError, ClientError) as error:
+    except ClientError as error:
         raise UsageError(f"AWS: {client.in_a_sentence(str(error))}") from None
+    except BotoCoreError as error:
+        raise _UnansweredError(f"AWS: {client.in_a_sentence(str(error))}") from None
     return found
+
+
+class _UnansweredError(UsageError):
+    """What was asked for may have been done all the same."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from muster.arguments import UsageError
 from muster.types.files import find_program
@@ -13,23 +13,35 @@ from muster.types.plain import printable, shortened
 LIMIT_S = 60.0
 
 
-def answer(argv: Sequence[str], given: str = "", limit_s: float = LIMIT_S) -> str:
+def answer(
+    argv: Sequence[str],
+    given: str = "",
+    limit_s: float = LIMIT_S,
+    environ: Mapping[str, str] | None = None,
+) -> str:
     """What the client printed. Raises UsageError with its own words where it fails, is not there,
     or does not end in time."""
-    code, out, err = outcome(argv, given, limit_s)
+    code, out, err = outcome(argv, given, limit_s, environ)
     if code:
         raise UsageError(f"{argv[0]} {argv[1]}: {in_a_sentence(err or out)}")
     return out
 
 
-def outcome(argv: Sequence[str], given: str = "", limit_s: float = LIMIT_S) -> tuple[int, str, str]:
-    """(exit code, stdout, stderr). Raises UsageError for one that cannot be asked."""
+def outcome(
+    argv: Sequence[str],
+    given: str = "",
+    limit_s: float = LIMIT_S,
+    environ: Mapping[str, str] | None = None,
+) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr). `environ`: in place of this process's. Raises UsageError for one
+    that cannot be asked."""
     try:
         done = subprocess.run(
             argv,
             input=given.encode(),
             capture_output=True,
             timeout=limit_s,
+            env=environ,
             check=False,
         )
     except FileNotFoundError:

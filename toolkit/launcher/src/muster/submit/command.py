@@ -17,6 +17,7 @@ from muster.local.paths import shown
 from muster.local.request import Request, parse_pairs
 from muster.submit.arguments import code_elsewhere
 from muster.types.deadlines import RANGES
+from muster.types.errors import STOPPED_EXIT_CODE
 from muster.types.names import TYPED, did_you_mean, listed
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
     from muster.submit import folder
     from muster.submit.follow import follow, in_words, state_of
+    from muster.submit.values import LOST
 
     action = of_a_run[0]
     job = folder.find(getattr(args, action))
@@ -98,8 +100,10 @@ def run(args: argparse.Namespace) -> int:
     if action == "cancel":
         target.cancel(job)
         tell(f"muster submit: cancelled {job.engine} job {job.job_id}\n")
-        with suppress(UsageError):  # keeps the end of one that had not begun
-            state_of(target, job)
+        with suppress(UsageError):  # keeps the end of one that had not begun, or is forgotten
+            found = state_of(target, job)
+            if found.word == LOST and found.code is None:
+                folder.keep_code(job, STOPPED_EXIT_CODE)
         return 0
     sys.stdout.write(in_words(job, state_of(target, job)) + "\n")
     return 0

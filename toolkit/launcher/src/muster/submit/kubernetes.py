@@ -114,7 +114,8 @@ def hand_over(job: Submission, text: str) -> Submitted:
         owner = {"apiVersion": version, "kind": main["kind"], "name": name, "uid": uid}
         _own(submitted, [one["kind"] for one in objects[:-1]], owner)
     except BaseException as error:
-        _quietly(_deletion(submitted))
+        if said := _quietly(_deletion(submitted)):
+            tell(f"muster submit: what was made of {name} may be there still: {said}\n")
         if isinstance(error, (StopIteration, ValueError)):
             raise UsageError(f"kubectl create: it made no {main['kind']}") from None
         raise

@@ -41,6 +41,7 @@ RUNTIME = "torch-distributed"
 _MAX_LABEL = 63
 _CLAIM = re.compile(r"pvc:(?P<claim>[a-z0-9][a-z0-9.-]*)(/(?P<path>.+))?")
 # of `--set`: what would contradict what the hosts are told, or has an option
+_TTL, LEAST_TTL_S = "spec.ttlSecondsAfterFinished", 60
 _DECIDED = {
     "metadata.name": "use --name",
     "container.image": "use --image",
@@ -86,6 +87,10 @@ def check(job: Submission) -> None:
     for path in job.settings:
         if path in _DECIDED:
             raise UsageError(f"--set {path}: muster decides it", _DECIDED[path])
+    ttl = job.settings.get(_TTL, "")
+    if ttl.isdecimal() and int(ttl) < LEAST_TTL_S:
+        why = f"--set {_TTL}={ttl}: how the job ended would be gone before anybody asks"
+        raise UsageError(why, f"give it {LEAST_TTL_S} s or more")
     objects(job, b"")
 
 

@@ -32,6 +32,8 @@ _WORDS = {
     "CANCELLED": STOPPED,
 }
 
+_SPELT = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
+
 
 def check(job: Submission) -> None:
     """See `SubmitTarget`."""
@@ -43,7 +45,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
     path = os.path.join(job.run, BATCH_SCRIPT)
     folder.write_private(path, text)
     try:
-        said = client.answer(["sbatch", "--parsable", path]).strip()
+        said = client.answer(["sbatch", "--parsable", path], environ=_environ(job)).strip()
     except UsageError:  # Slurm may have taken the job, and the answer was lost
         if not (said := _taken(job)):
             raise
@@ -54,6 +56,14 @@ def hand_over(job: Submission, text: str) -> Submitted:
     if cluster:
         where["cluster"] = cluster
     return Submitted("slurm", number, job.name, job.request.hosts, job.run, where)
+
+
+def _environ(job: Submission) -> dict[str, str]:
+    """Without what would overrule the script: sbatch's variables count for more than its lines."""
+    given = {*slurm_script.sbatch_options(job), *slurm_script.DECIDED, "requeue", "no-requeue"}
+    names = {f"SBATCH_{name.upper().replace('-', '_')}" for name in given}
+    names |= {_SPELT[name] for name in given if name in _SPELT}
+    return {name: value for name, value in os.environ.items() if name not in names}
 
 
 def _taken(job: Submission) -> str:

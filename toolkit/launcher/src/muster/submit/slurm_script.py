@@ -19,11 +19,12 @@ from muster.types.run_files import SUMMARY
 KINDS = ("pyxis", "apptainer")
 MARGIN_S = 15  # from the end of the ranks' time to the end of the job
 NUMBER = "$SLURM_JOB_ID"
-_DECIDED = {
+DECIDED = {
     "nodes": "use --hosts N",
     "signal": "use --grace SECONDS",
     "job-name": "use --name NAME",
-    **dict.fromkeys(("ntasks-per-node", "open-mode", "array", "wrap", "output"), "leave it out"),
+    **dict.fromkeys(("ntasks", "ntasks-per-node", "open-mode", "array", "wrap"), "leave it out"),
+    **dict.fromkeys(("output", "chdir", "wait", "test-only", "parsable"), "leave it out"),
 }
 # options of jobs that do not take nodes whole
 _SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "mem", "mem-per-cpu", "exclusive")
@@ -33,8 +34,10 @@ _BODY = Template("""\
 # when the job ends, and with which code.
 $exports
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
-  SLURM_JOB_END_TIME=$$(date +%s -d "$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)" 2>/dev/null || true)
-  if [ -n "$$SLURM_JOB_END_TIME" ]; then export SLURM_JOB_END_TIME; fi
+  end=$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
+  if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
+    export SLURM_JOB_END_TIME="$$end"
+  fi
 fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
@@ -46,9 +49,22 @@ stop() {  # the time limit is near, or another job needs the nodes: the ranks ge
   if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
 }
 trap stop TERM
+leave() {  # with this code, or the job begins again where that helps
+  case $$1 in
+    102|106) again=1 ;;  # a lost host, or a launcher that did not start
+    143) again=$$told ;;  # by the signal above, not by a person
+    *) again=0 ;;
+  esac
+  if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] && goes_on; then
+    mv -f $summary $earlier 2>/dev/null  # a folder with an outcome is free for the next run
+    scontrol requeue "$$SLURM_JOB_ID" || mv -f $earlier $summary
+  fi
+  exit "$$1"
+}
 
 rm -f $summary $earlier  # of an earlier attempt
-if ! $see; then
+blind=$$($see) || leave 106
+if [ -n "$$blind" ]; then
   echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
   exit 100
 fi
@@ -71,17 +87,7 @@ kill "$$watch"
 # where a host was killed srun has its 137: the leader's word counts, and one without it was lost
 own=$$(own)
 if [ -n "$$own" ]; then code=$$own; elif [ "$$code" = 137 ] && [ $hosts -gt 1 ]; then code=102; fi
-
-case $$code in
-  102|106) again=1 ;;  # a lost host, or a launcher that did not start
-  143) again=$$told ;;  # by the signal above, not by a person
-  *) again=0 ;;
-esac
-if [ "$$again" -gt 0 ] && [ "$${SLURM_RESTART_COUNT:-0}" -lt $retries ] && goes_on; then
-  mv -f $summary $earlier 2>/dev/null  # a folder with an outcome is free for the next run
-  scontrol requeue "$$SLURM_JOB_ID" || mv -f $earlier $summary
-fi
-exit "$$code"
+leave "$$code"
 """)
 
 
@@ -93,8 +99,8 @@ def check(job: Submission) -> None:
             "name another folder with --output",
         )
     for name, value in job.settings.items():
-        if name in _DECIDED:
-            raise UsageError(f"--set {name}: muster decides it", _DECIDED[name])
+        if name in DECIDED:
+            raise UsageError(f"--set {name}: muster decides it", DECIDED[name])
         if not re.fullmatch("[a-z][a-z0-9-]*", name):
             fix = "write --set partition=gpu for --partition=gpu of sbatch"
             raise UsageError(f"--set {name}: no long option of sbatch is spelt so", fix)
@@ -113,6 +119,9 @@ def render(job: Submission) -> str:
     for name, value in sbatch_options(job).items():
         lines.append(f"#SBATCH --{name}" + (f"={_of_sbatch(value)}" if value else ""))
     secret = os.path.join(job.run, SECRET)
+    made = []
+    if job.image and job.request.checkpoint:  # a container binds only what is there
+        made = [_in_shell(["mkdir", "-p", job.request.checkpoint])]
     exports = {"MUSTER_ENGINE": "slurm", "MUSTER_JOB_SECRET_FILE": secret}
     if job.grace_s is not None:
         exports["MUSTER_STOP_TOTAL_S"] = f"{job.grace_s:g}"
@@ -120,11 +129,15 @@ def render(job: Submission) -> str:
     arguments = run_arguments(job.request, folder.source(job.run), job.run, environ)
     hosts = job.request.hosts
     step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
-    # a node that cannot know the job would keep the others waiting for it
-    see = [*step, "--quiet", "test", "-r", secret] if hosts > 1 else ["test", "-r", secret]
+    # a node that cannot know the job would keep the others waiting for it; it says so, since srun's
+    # own failure has the same exit code
+    see = ["sh", "-c", 'test -r "$0" || echo no', secret]
+    see = [*step, "--quiet", *see] if hosts > 1 else see
     step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
-        exports="\n".join(f"export {name}={shlex.quote(text)}" for name, text in exports.items()),
+        exports="\n".join(
+            [*(f"export {name}={shlex.quote(text)}" for name, text in exports.items()), *made]
+        ),
         run=_in_shell([*step, "run", *arguments]),
         see=_in_shell(see),
         folder=shlex.quote(job.run),
@@ -174,7 +187,8 @@ def muster(job: Submission) -> list[str]:
     mounts = ",".join(f"{one}:{one}" for one in folders)
     if (job.kind or ("apptainer" if job.image.endswith(".sif") else "pyxis")) == "pyxis":
         return [f"--container-image={job.image}", f"--container-mounts={mounts}", "muster"]
-    return ["apptainer", "exec", "--bind", mounts, job.image, "muster"]
+    # --nv: its GPUs, if the node has any; else apptainer warns
+    return ["apptainer", "exec", "--nv", "--bind", mounts, job.image, "muster"]
 
 
 def _in_shell(words: list[str]) -> str:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from muster.arguments import Parser, UsageError, whole_number
 from muster.local.record import history, runfolder
 from muster.local.record.history import LATEST, Run
+from muster.local.record.layout import SUBMITTED
 from muster.report.host import rank_files
 from muster.types.run_files import LOGS
 
@@ -49,9 +50,10 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(why) from None
     if not shown.count:
         which = "any rank" if args.rank is None else f"rank {args.rank}"
-        raise UsageError(
-            f"{found.name} has no output of {which}", f"its logs are {found.path}/*/{LOGS}"
-        )
+        fix = f"its logs are {found.path}/*/{LOGS}"
+        if os.path.exists(os.path.join(found.path, SUBMITTED)):  # its hosts may not write here
+            fix += f"; muster submit --follow {found.path} shows what its engine has"
+        raise UsageError(f"{found.name} has no output of {which}", fix)
     return 0
 
 

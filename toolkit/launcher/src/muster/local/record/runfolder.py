@@ -209,7 +209,7 @@ def _lock(path: str, job: str, overwrite: bool) -> RunFolder:
     """Takes the folder as it is. Raises UsageError and OSError, and then it stays so, unlocked."""
     mark = hold(path)
     try:
-        _refuse_another_engine_s(path, overwrite)
+        _refuse_another_engine_s(path)
         if not overwrite:
             _refuse_what_was_made(path)
     except (UsageError, OSError):
@@ -244,15 +244,17 @@ def _refuse_what_was_made(path: str) -> None:
         )
 
 
-def _refuse_another_engine_s(path: str, overwrite: bool) -> None:
-    """Raises UsageError for a job that was submitted, and runs or may begin yet."""
+def _refuse_another_engine_s(path: str) -> None:
+    """Raises UsageError for a job that was submitted, and runs or may begin yet: in an emptied
+    folder nobody would find it again."""
     if has_busy_hosts(path):
         raise UsageError(f"{path} is in use by the job of another engine", "name another folder")
     submitted, over = (os.path.exists(os.path.join(path, one)) for one in (SUBMITTED, SUMMARY))
     over = over or read_object(os.path.join(path, SUBMITTED)).get("code") is not None
-    if submitted and not over and not overwrite:
+    if submitted and not over:
         why = f"{path} was submitted to another engine, and the job may begin yet"
-        raise UsageError(why, "name another folder, or add --overwrite")
+        fix = f"muster submit --cancel {path} ends it, --status {path} asks whether it has ended"
+        raise UsageError(why, fix)
 
 
 def has_busy_hosts(path: str) -> bool:
