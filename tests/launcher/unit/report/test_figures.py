@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -170,6 +171,22 @@ def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
     assert chart is not None
     band, median = chart.lines
     assert (band.low[0], band.high[0], median.low[0], median.high) == (0, 8, 4, ())
+
+
+@pytest.mark.parametrize("ranks", [1, 9, 10])
+def test_the_largest_numbers_are_drawn(tmp_path: Path, ranks: int) -> None:
+    """With five digits they would be infinite."""
+    folder = Path(write_record(str(tmp_path), Made(hosts=1, per_host=ranks, seconds=30)))
+    most = sys.float_info.max
+    for rank in range(ranks):
+        (folder / "algo-1" / "metrics" / f"rank-{rank}.jsonl").write_text(
+            as_lines([{"time": 1.0 + at, "step": at, "values": {"loss": most, "low": -most * at}}
+                      for at in range(2)])
+        )  # fmt: skip
+    found = figures_of(read_record(str(folder), {}))
+    assert page.page(found)
+    assert page.comparison_page(compare(found, found._replace(name="b")), [found, found])
+    assert next(one for one in found.charts if one.title == "low").lines[0].low[1] == -most
 
 
 def test_data_in_the_page_can_end_no_script() -> None:
