@@ -148,6 +148,16 @@ def test_metrics_that_are_reported_now_and_then_or_without_a_step_are_there(tmp_
     assert [one.step for one in found.points] == [at * 10 for at in range(100)]
 
 
+def test_a_metric_may_be_named_like_a_field_of_its_entry(tmp_path: Path) -> None:
+    """Where it stands among the values; beside the step it is the field."""
+    path = tmp_path / "rank-0.jsonl"
+    values = dict.fromkeys(("every", "host", "loss", "rank", "t", "time"), 2.0)
+    path.write_text(as_lines([{"schema": 1, "time": 5.0, "step": 1, "values": values}]))
+    assert list(read_metrics(str(path))[0].series) == [*values]
+    path.write_text(as_lines([{"schema": 1, "step": 1, **values}]))
+    assert list(read_metrics(str(path))[0].series) == ["loss"]
+
+
 def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_text(as_lines([{"time": at, "values": {"loss": at}} for at in range(5)]))

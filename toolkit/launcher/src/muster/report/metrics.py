@@ -42,9 +42,10 @@ class Reader:
         steps = self._steps_of(entries)
         self._lines += len(entries)
         self._samples.take("samples", entries)
-        if isinstance(entries[0].get("values"), dict):
+        apart = isinstance(entries[0].get("values"), dict)
+        if apart:
             entries = _values_of(entries)
-        names = sorted(set().union(*entries).difference(NO_VALUES))
+        names = sorted(set().union(*entries).difference(() if apart else NO_VALUES))
         room = MOST_NAMES - len(self._series)
         fresh = [name for name in names if name not in self._series]
         self._left_out.update(fresh[room : room + MOST_COUNTED])
