@@ -166,13 +166,19 @@ def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
     assert [one.step for one in found.series["loss"].buckets] == [0, 1, 2, 3, 4]
 
 
-def test_a_job_that_counted_anew_after_a_restart_has_no_rate_below_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [100, 100.5])
+def test_the_rate_of_steps_that_are_counted_anew_is_of_the_last_count(
+    tmp_path: Path, first: float
+) -> None:
+    """In each epoch, or after a restart; also where a piece of the file ends between the two."""
     path = tmp_path / "rank-0.jsonl"
-    steps = [*range(100, 200), *range(50)]
-    path.write_text(as_lines([{"time": at, "step": step, "values": {"loss": 1.0}}
-                              for at, step in enumerate(steps)]))  # fmt: skip
-    found, _ = read_metrics(str(path))
-    assert (found.last_step, found.rate) == (49, None)
+    for steps in ([first, *range(101, 200), *range(50)], [first, *range(101, 40_000), *range(50)]):
+        path.write_text(as_lines([{"time": at / 2, "step": step, "samples": 8 * at, "values": {}}
+                                  for at, step in enumerate(steps)]))  # fmt: skip
+        found, _ = read_metrics(str(path))
+        assert (found.last_step, found.rate, found.sample_rate) == (49, 2.0, 16.0)
+    path.write_text(as_lines([{"time": at, "step": -at} for at in range(5)]))
+    assert read_metrics(str(path))[0].rate is None
 
 
 def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
