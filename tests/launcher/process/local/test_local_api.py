@@ -139,7 +139,11 @@ def test_a_failed_run_says_who_and_why(home: Path) -> None:
         ({"channels": {"train": "nowhere"}}, ["--channel=train=nowhere"]),
         ({"hyperparameters": {"sagemaker_mpi_enabld": True}},
          ["--hyperparameter=sagemaker_mpi_enabld=true"]),
-        ({"env": {"A-B": 1}}, ["--env=A-B=1"]),
+        ({"env": {"C-D": None, "A-B": 1}}, ["--env=A-B=1"]),
+        ({"env": ["A=1", "A-B=1"]}, ["--env=A=1", "--env=A-B=1"]),
+        ({"fault": ["stop@1s", "klil:rank=1"]}, ["--fault=stop@1s", "--fault=klil:rank=1"]),
+        ({"debug": (0, "0:70000")}, ["--debug=0", "--debug=0:70000"]),
+        ({"pdb": [0, "x"]}, ["--pdb=0", "--pdb=x"]),
         ({"distribution": {"mpi": [1]}, "hosts": 0}, ['--distribution={"mpi": [1]}', "--hosts=0"]),
     ],
 )  # fmt: skip

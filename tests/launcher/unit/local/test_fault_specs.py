@@ -202,7 +202,7 @@ def inject(tmp_path: Path) -> Inject:
         line = json.dumps({**event, "pid": 7, "world_size": 1})
         (tmp_path / "algo-1/events.jsonl").write_text(line + "\n")
         folder = RunFolder(str(tmp_path), "job", -1)
-        faults = read_faults([text], HOSTS[:2])
+        faults = read_faults(text.split(), HOSTS[:2])
         made = Injector(faults, folder, HOSTS[:2], means, ended)
         made.start()
         return made
@@ -254,6 +254,29 @@ def test_what_still_lasts_is_undone_at_the_end(inject: Inject) -> None:
     wait_until(lambda: bool(means.did), 5)
     injector.close()
     assert means.did == ["freeze rank 0 (pid 7) of algo-1", "thaw rank 0 (pid 7) of algo-1"]
+
+
+@pytest.mark.parametrize(
+    ("faults", "why"),
+    [
+        ("slow:rank=0:60% freeze:rank=0", "rank 0 (pid 7) of algo-1 is slowed already by {}"),
+        ("freeze:rank=0 slow:rank=0:60%", "rank 0 (pid 7) of algo-1 is frozen already by {}"),
+        ("freeze:rank=0 freeze:rank=0", "rank 0 (pid 7) of algo-1 is frozen already by {}"),
+        ("slow:host=algo-1:60% freeze:rank=0", "algo-1 is slowed already by {}"),
+        ("slow:rank=0:60% freeze:host=algo-1", "rank 0 (pid 7) of algo-1 is slowed already by {}"),
+        ("freeze:rank=0 freeze:host=algo-2", ""),
+        ("slow:rank=0:60% slow:rank=0:60%", ""),
+        ("slow:rank=0:60% slow:host=algo-1:60%", ""),
+        ("freeze:rank=0 kill:rank=0", ""),
+    ],
+)
+def test_what_would_undo_another_fault_does_not_land(inject: Inject, faults: str, why: str) -> None:
+    """What is slow goes on all the time: it is not frozen, whatever is said of it."""
+    injector = inject(faults, _Counted())
+    wait_until(lambda: len(injector.said) == 2, 5)
+    first, second = injector.close()
+    assert first.landed and second.landed is not bool(why)
+    assert not why or second.text == why.format(first.spec)
 
 
 def test_means_that_fail_do_not_end_the_run(inject: Inject) -> None:

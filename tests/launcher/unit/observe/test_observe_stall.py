@@ -9,11 +9,13 @@ from typing import Any, cast
 
 import pytest
 
-from muster.run.observe.query import ROLL
+from muster.run.observe.looks import RankLook
+from muster.run.observe.query import ROLL, Collector
 from muster.run.observe.rollcall import RollVerdict
 from muster.run.observe.stall import IDLE, WAIT, StallClock
 from muster.run.observe.watch import StallWatch
 from muster.types.deadlines import Deadlines
+from tests.launcher.support.looks import call, look
 
 STUCK = RollVerdict("waiting", "rank 1 ...", (1,), (0,), 100.0)
 
@@ -136,3 +138,46 @@ def test_what_the_leader_asks_once_its_own_ranks_have_ended_delays_no_hang(
         looks.pop()()
     assert called[0] <= 610
     assert any(1800 <= idle_s <= 1810 for idle_s in called)
+
+
+@pytest.mark.parametrize(
+    ("looks", "silent", "ends"),
+    [
+        ([look(1, ended=0)], {}, True),
+        ([look(1, state="Z")], {}, True),
+        ([look(1)], {}, False),
+        ([], {1: "algo-2"}, False),
+    ],
+)
+def test_a_guilty_rank_that_has_ended_is_not_busy(
+    monkeypatch: pytest.MonkeyPatch, looks: list[RankLook], silent: dict[int, str], ends: bool
+) -> None:
+    """Rank 0 waits for rank 1, and polls. Of rank 1 nobody can say since when it is idle."""
+    now_s, said, later = 0.0, list[str](), list[Callable[[], None]]()
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+
+    def ask(_what: str, _ranks: object, done: Callable[[Collector], None]) -> None:
+        hosts = {0: ("algo-1", (0, *(one.rank for one in looks)))}
+        hosts |= {1 + rank: (name, (rank,)) for rank, name in silent.items()}
+        found = Collector(1, hosts, 2, 0.0)
+        found.add(0, [look(0, call(age_s=now_s, ranks=range(2)), cpu=1.0), *looks], {0: 0.0})
+        done(found)
+
+    owner = SimpleNamespace(is_at_work=lambda: True, job_hangs=lambda e: said.append(e.message))
+    watch = StallWatch(
+        cast("Any", SimpleNamespace(after=lambda _s, do: later.append(do))),
+        cast("Any", None),
+        cast("Any", SimpleNamespace(ask=ask)),
+        cast("Any", SimpleNamespace(event=lambda *_, **__: None, folder="")),
+        lambda *_, **__: None,
+        cast("Any", owner),
+        Deadlines()._replace(hang_s=30),
+        True,
+        lambda: None,
+    )
+    now_s = 100.0
+    watch.told()
+    if ends:
+        later.pop()()
+        assert said[0].startswith("rank 0 waits in all_reduce no. 6")
+    assert bool(said) is ends and not later

@@ -70,3 +70,10 @@ def test_of_what_a_script_wrote_there_only_steps_count(
     assert steps_in(str(tmp_path / "rank-0.jsonl")) == (5, None)
     steps, rate = steps_in(str(tmp_path / "rank-1.jsonl"))
     assert (steps, rate) == ((7, 2.0) if time_s == "2.0" else (5, None))
+
+
+def test_the_rate_of_steps_that_are_counted_anew_is_of_the_last_count(tmp_path: Path) -> None:
+    path = tmp_path / "rank-0.jsonl"
+    steps = [*range(10), *range(10), *range(5)]
+    path.write_text("".join(f'{{"time": {at}, "step": {step}}}\n' for at, step in enumerate(steps)))
+    assert steps_in(str(path)) == (4, 1.0)

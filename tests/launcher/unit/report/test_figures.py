@@ -6,6 +6,7 @@ import hashlib
 import json
 import math
 import re
+import sys
 from importlib import resources
 from pathlib import Path
 
@@ -147,6 +148,16 @@ def test_metrics_that_are_reported_now_and_then_or_without_a_step_are_there(tmp_
     assert [one.step for one in found.points] == [at * 10 for at in range(100)]
 
 
+def test_a_metric_may_be_named_like_a_field_of_its_entry(tmp_path: Path) -> None:
+    """Where it stands among the values; beside the step it is the field."""
+    path = tmp_path / "rank-0.jsonl"
+    values = dict.fromkeys(("every", "host", "loss", "rank", "t", "time"), 2.0)
+    path.write_text(as_lines([{"schema": 1, "time": 5.0, "step": 1, "values": values}]))
+    assert list(read_metrics(str(path))[0].series) == [*values]
+    path.write_text(as_lines([{"schema": 1, "step": 1, **values}]))
+    assert list(read_metrics(str(path))[0].series) == ["loss"]
+
+
 def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.jsonl"
     path.write_text(as_lines([{"time": at, "values": {"loss": at}} for at in range(5)]))
@@ -155,13 +166,19 @@ def test_a_rank_that_reports_no_step_has_no_last_one(tmp_path: Path) -> None:
     assert [one.step for one in found.series["loss"].buckets] == [0, 1, 2, 3, 4]
 
 
-def test_a_job_that_counted_anew_after_a_restart_has_no_rate_below_zero(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [100, 100.5])
+def test_the_rate_of_steps_that_are_counted_anew_is_of_the_last_count(
+    tmp_path: Path, first: float
+) -> None:
+    """In each epoch, or after a restart; also where a piece of the file ends between the two."""
     path = tmp_path / "rank-0.jsonl"
-    steps = [*range(100, 200), *range(50)]
-    path.write_text(as_lines([{"time": at, "step": step, "values": {"loss": 1.0}}
-                              for at, step in enumerate(steps)]))  # fmt: skip
-    found, _ = read_metrics(str(path))
-    assert (found.last_step, found.rate) == (49, None)
+    for steps in ([first, *range(101, 200), *range(50)], [first, *range(101, 40_000), *range(50)]):
+        path.write_text(as_lines([{"time": at / 2, "step": step, "samples": 8 * at, "values": {}}
+                                  for at, step in enumerate(steps)]))  # fmt: skip
+        found, _ = read_metrics(str(path))
+        assert (found.last_step, found.rate, found.sample_rate) == (49, 2.0, 16.0)
+    path.write_text(as_lines([{"time": at, "step": -at} for at in range(5)]))
+    assert read_metrics(str(path))[0].rate is None
 
 
 def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
@@ -170,6 +187,22 @@ def test_of_many_ranks_a_chart_shows_range_and_median() -> None:
     assert chart is not None
     band, median = chart.lines
     assert (band.low[0], band.high[0], median.low[0], median.high) == (0, 8, 4, ())
+
+
+@pytest.mark.parametrize("ranks", [1, 9, 10])
+def test_the_largest_numbers_are_drawn(tmp_path: Path, ranks: int) -> None:
+    """With five digits they would be infinite."""
+    folder = Path(write_record(str(tmp_path), Made(hosts=1, per_host=ranks, seconds=30)))
+    most = sys.float_info.max
+    for rank in range(ranks):
+        (folder / "algo-1" / "metrics" / f"rank-{rank}.jsonl").write_text(
+            as_lines([{"time": 1.0 + at, "step": at, "values": {"loss": most, "low": -most * at}}
+                      for at in range(2)])
+        )  # fmt: skip
+    found = figures_of(read_record(str(folder), {}))
+    assert page.page(found)
+    assert page.comparison_page(compare(found, found._replace(name="b")), [found, found])
+    assert next(one for one in found.charts if one.title == "low").lines[0].low[1] == -most
 
 
 def test_data_in_the_page_can_end_no_script() -> None:

@@ -20,6 +20,7 @@ from muster.types.masking import Masker
 from tests.launcher.support.generated_records import Made, as_lines, write_record
 
 SMALL = Made(steps=20, seconds=30)
+CANARY = "s3cr3t-canary-7291"
 
 
 @pytest.fixture
@@ -222,20 +223,25 @@ def test_a_link_or_a_fifo_in_a_record_is_not_opened(record: Path, tmp_path: Path
     assert 1 not in found.hosts[0].metrics
 
 
-def test_secrets_are_masked_wherever_they_stand(record: Path) -> None:
-    canary = "s3cr3t-canary-7291"
+@pytest.mark.parametrize(
+    "given",
+    [{"db_password": CANARY}, {"db_password": f'"{CANARY}"'},
+     {"data": f'{{"db_password": "{CANARY}"}}'}],
+)  # fmt: skip
+def test_secrets_are_masked_wherever_they_stand(record: Path, given: object) -> None:
+    """Values of hyperparameters are JSON, or a text that is none."""
     hyperparameters = record / "algo-1" / "opt" / "ml" / "input" / "config" / "hyperparameters.json"
     hyperparameters.parent.mkdir(parents=True)
-    hyperparameters.write_text(json.dumps({"db_password": canary}))
+    hyperparameters.write_text(json.dumps(given))
     for path in (record / "algo-1" / "logs" / "rank-0.out", record / "algo-2" / "stacks" / "a.txt"):
         path.parent.mkdir(exist_ok=True)
-        path.write_text(f"it is {canary} or AKIAABCDEFGHIJKLMNOP or https://u:pw123456@host/x")
+        path.write_text(f"it is {CANARY} or AKIAABCDEFGHIJKLMNOP or https://u:pw123456@host/x")
     events = record / "algo-1" / "events.jsonl"
     with events.open("a") as file:
-        file.write(as_lines([{"t": 1010, "kind": "stall", "verdict": f"x {canary}"}]))
+        file.write(as_lines([{"t": 1010, "kind": "stall", "verdict": f"x {CANARY}"}]))
     text = json.dumps(as_json(figures_of(read_record(str(record), {}))))
     assert "it is ***" in text
-    for one in (canary, "AKIAABCDEFGHIJKLMNOP", "pw123456"):
+    for one in (CANARY, "AKIAABCDEFGHIJKLMNOP", "pw123456"):
         assert one not in text
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 from pathlib import Path
 
@@ -68,6 +69,21 @@ def test_what_cannot_be_is_refused_with_a_sentence(
     printed = capsys.readouterr().err
     assert any(one in printed for one in said.split("|")), printed
     assert "Traceback" not in printed
+
+
+@pytest.mark.parametrize("name", ["a", "a/algo-1", "a/algo-2"])
+def test_a_folder_in_which_a_host_listens_is_of_a_job_that_runs(
+    runs: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """As output/data/muster of a job that is no run of `muster local`, or a host's folder."""
+    (runs / "a" / "summary.json").unlink()
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind("a/algo-1/control")
+        assert main(["report", name, "--json"]) == 0
+        assert "is running" not in json.loads(capsys.readouterr().out)["verdict"]["headline"]
+        listener.listen()
+        assert main(["report", name, "--json"]) == 0
+        assert "is running" in json.loads(capsys.readouterr().out)["verdict"]["headline"]
 
 
 def test_what_is_no_file_is_not_replaced_by_the_page(

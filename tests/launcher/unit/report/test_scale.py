@@ -90,6 +90,19 @@ def test_a_data_metric_that_falls_is_no_sum_and_not_taken_for_one(tmp_path: Path
     assert pace_of(read_record(str(tmp_path / "b"), {})).data_s is None
 
 
+def test_costs_of_a_run_that_goes_on_at_a_later_step_are_of_the_steps_that_it_made(
+    tmp_path: Path,
+) -> None:
+    costs = Costs(0.1, wait_s=0.04, talk_s=0.02, data_s=0.01)
+    write_size(str(tmp_path), 2, costs)
+    for file in tmp_path.glob("algo-*/metrics/rank-*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        lines = [{**line, "step": line["step"] + 10_000} for line in lines]
+        file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found = pace_of(read_record(str(tmp_path), {}))
+    assert (found.wait_s, found.talk_s, found.data_s) == pytest.approx((0.04, 0.02, 0.01))
+
+
 def test_warm_up_is_left_out_and_drift_is_spread(tmp_path: Path) -> None:
     slow = pace(tmp_path / "a", 1, Costs(0.1, warm_s=2.0))
     assert slow.rate == pytest.approx(320, rel=1e-3) and slow.warm

@@ -64,6 +64,15 @@ def listens_here(path: str) -> bool:
     return _live(path) is not None
 
 
+def goes_on(path: str) -> bool:
+    """Whether the folder is of a job that runs on this machine: a host listens in it or beside
+    it."""
+    try:
+        return any(map(listens_here, (path, os.path.dirname(os.path.realpath(path)))))
+    except UsageError:  # another user's
+        return False
+
+
 def ask(run: LiveRun, request: Inquiry) -> dict[str, Any]:
     """The answer of the first host that gives one. Raises UsageError, which names hosts whose
     `train` is stopped: without the first of a job no other can answer."""

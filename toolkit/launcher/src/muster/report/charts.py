@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import median
+from math import isfinite
+from statistics import median_high, median_low
 
 from muster.report.align import Aligned
 from muster.report.values import Bucket, HostRecord, RankMetrics
@@ -106,7 +107,8 @@ def _middle(chart: Chart) -> list[Bucket]:
         values = [v for line in chart.lines for v in (line.low[at], *line.high[at : at + 1])
                   if v is not None]  # fmt: skip
         if values:
-            found.append(Bucket(x, median(values), median(values)))
+            middle = _median(values)
+            found.append(Bucket(x, middle, middle))
     return found
 
 
@@ -156,12 +158,16 @@ def _range(lines: Sequence[ChartLine]) -> list[ChartLine]:
         pairs = [(a, b) for a, b in zip(lows, highs, strict=True) if a is not None]
         low.append(min((a for a, _ in pairs), default=None))
         high.append(max((b for _, b in pairs if b is not None), default=None))
-        mids = [(a + b) / 2 for a, b in pairs if b is not None]
-        middle.append(_rounded(median(mids)) if mids else None)
+        mids = [a / 2 + b / 2 for a, b in pairs if b is not None]
+        middle.append(_rounded(_median(mids)) if mids else None)
     return [
         ChartLine(f"{len(lines)} ranks", tuple(low), tuple(high)),
         ChartLine("median", tuple(middle)),
     ]
+
+
+def _median(values: Sequence[float]) -> float:
+    return median_low(values) / 2 + median_high(values) / 2  # a sum might be infinite
 
 
 def _rounded(value: float | None) -> float | None:
@@ -170,4 +176,6 @@ def _rounded(value: float | None) -> float | None:
 
 def _round(value: float) -> float:
     short = float(f"{value:.5g}")
+    if not isfinite(short):  # of the largest numbers
+        return value
     return int(short) if short == int(short) else short

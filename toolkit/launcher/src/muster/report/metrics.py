@@ -41,10 +41,11 @@ class Reader:
             return
         steps = self._steps_of(entries)
         self._lines += len(entries)
-        self._samples.take("samples", entries)
-        if isinstance(entries[0].get("values"), dict):
+        self._samples.take("samples", entries, [entry.get("samples") for entry in entries])
+        apart = isinstance(entries[0].get("values"), dict)
+        if apart:
             entries = _values_of(entries)
-        names = sorted(set().union(*entries).difference(NO_VALUES))
+        names = sorted(set().union(*entries).difference(() if apart else NO_VALUES))
         room = MOST_NAMES - len(self._series)
         fresh = [name for name in names if name not in self._series]
         self._left_out.update(fresh[room : room + MOST_COUNTED])
@@ -57,7 +58,7 @@ class Reader:
         none at all."""
         steps = [entry.get("step") for entry in entries]
         last = self._steps.last
-        self._steps.take("step", entries)
+        self._steps.take("step", entries, steps)
         if set(map(type, steps)) == {int}:
             self._keep(entries)
             return steps
@@ -95,23 +96,30 @@ class Reader:
 
 
 class _Pace:
-    """What counts up: its first and its last value, with their times."""
+    """What counts up: its first and its last value, with their times; of what counts anew, as the
+    steps of each epoch or after a restart, since then."""
 
     def __init__(self) -> None:
         self.last: tuple[float, float] | None = None  # time, value
         self._first: tuple[float, float] | None = None
 
-    def take(self, key: str, entries: Sequence[dict[str, Any]]) -> None:
-        if self._first is None:
-            self._first = _point(key, entries)
-        self.last = _point(key, reversed(entries)) or self.last
+    def take(self, key: str, entries: Sequence[dict[str, Any]], values: Iterable[Any]) -> None:
+        """`values`: of that key, None in entries that lack it."""
+        known = [value for value in values if value is not None]
+        if not known:
+            return
+        points = (_point(key, (entry,)) for entry in entries)
+        if set(map(type, known)) == {int} and known == sorted(known):  # mostly, and it is fast
+            points = (_point(key, some) for some in (entries, reversed(entries)))
+        for point in filter(None, points):
+            if self._first is None or (self.last is not None and point[1] < self.last[1]):
+                self._first = point
+            self.last = point
 
     def per_second(self) -> float | None:
-        """None where it counted anew: the job was started again."""
         if self._first is None or self.last is None or self.last[0] <= self._first[0]:
             return None
-        rate = (self.last[1] - self._first[1]) / (self.last[0] - self._first[0])
-        return rate if rate >= 0 else None
+        return (self.last[1] - self._first[1]) / (self.last[0] - self._first[0])
 
 
 def _point(key: str, entries: Iterable[dict[str, Any]]) -> tuple[float, float] | None:

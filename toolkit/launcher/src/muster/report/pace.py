@@ -11,7 +11,14 @@ from statistics import fmean
 
 from muster.report.cells import mapping, number, sequence, whole
 from muster.report.figures import outcome_of_events
-from muster.report.values import HostRecord, MetricSeries, ProgressPoint, RankCalls, RunRecord
+from muster.report.values import (
+    HostRecord,
+    MetricSeries,
+    ProgressPoint,
+    RankCalls,
+    RankMetrics,
+    RunRecord,
+)
 from muster.report.verdict import STARTS
 from muster.types.values import NamedTuple
 
@@ -177,24 +184,35 @@ def _costs(
     data: list[float] = []
     for host in hosts:
         for rank, one in host.metrics.items():
-            if not one.last_step or one.last_step <= 0:
+            steps = _steps(one)
+            if steps <= 0:
                 continue
             calls = host.calls.get(rank)
             if calls is None and rank in told:
                 calls = RankCalls(told[rank], None)
             if calls is not None:
-                waits.append(calls.wait_s / one.last_step)
+                waits.append(calls.wait_s / steps)
                 if calls.time_s is not None:
-                    talks.append(max(0.0, calls.time_s - calls.wait_s) / one.last_step)
+                    talks.append(max(0.0, calls.time_s - calls.wait_s) / steps)
             waited = _sum_so_far(one.series.get(DATA))
             if waited is not None:
-                data.append(waited / one.last_step)
+                data.append(waited / steps)
     alone = ranks == 1  # waits for nobody, whatever the record says
     return {
         "wait_s": 0.0 if alone else _mean(waits, ranks),
         "talk_s": 0.0 if alone else _mean(talks, ranks),
         "data_s": _mean(data, ranks),
     }
+
+
+def _steps(one: RankMetrics) -> float:
+    """How many the rank made in this run, which may go on where another one ended; 0 for none."""
+    last = one.last_step or 0.0
+    if len(one.points) < 2 or one.lines < 2:
+        return last
+    # the first entry, too, stands at the end of a step, or of as many as between two entries
+    made = (last - one.points[0].step) * one.lines / (one.lines - 1)
+    return made if made > 0 else last
 
 
 def _mean(values: Sequence[float], ranks: int) -> float | None:

@@ -3,6 +3,7 @@ folders of several hosts laid side by side."""
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import tempfile
@@ -11,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from muster.report.archive import unpack
-from muster.report.cells import Cleaner, mapping, sequence, whole
+from muster.report.cells import Cleaner, mapping, sequence, text, whole
 from muster.report.host import read_host
 from muster.report.values import HostRecord, RunRecord
 from muster.types.files import read_object
@@ -88,7 +89,10 @@ def _read(
         why = f" ({missing[0].partition(':')[0]})" if missing else ""
         raise NoRecord(f"{said} has no record of muster{why}")
     hyperparameters = {
-        host: read_object(os.path.join(place.path, host, _HYPERPARAMETERS))
+        host: {
+            name: _decoded(value)
+            for name, value in read_object(os.path.join(place.path, host, _HYPERPARAMETERS)).items()
+        }
         for place in places
         for host in place.hosts
     }
@@ -123,6 +127,16 @@ def _read(
         read_at=time.time(),
     )
     return OpenRecord(record, tuple(place.path for place in places), folders, clean)
+
+
+def _decoded(value: object) -> object:
+    """Of a hyperparameter, which is JSON in a text, or a text that is none; numbers keep their
+    spelling."""
+    try:
+        found = json.loads(text(value))
+    except (ValueError, RecursionError):
+        return value
+    return found if isinstance(found, str | list | dict) else value
 
 
 def _words(command: Mapping[str, object]) -> tuple[object, ...]:

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from muster.arguments import Parser, UsageError, number
+from muster.local import control_client
 from muster.local.paths import shown
 from muster.local.record import history, runfolder
 from muster.local.record.history import LATEST
@@ -196,4 +197,4 @@ def place_of(name: str) -> tuple[str, bool]:
     except UsageError:
         if not os.path.exists(name):
             raise
-        return name, False
+        return name, os.path.isdir(name) and control_client.goes_on(name)

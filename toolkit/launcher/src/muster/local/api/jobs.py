@@ -35,7 +35,7 @@ _NAMES = {
     "hyperparameters": "hyperparameter",
     "channels": "channel",
 }
-_REPEATED = ("hyperparameter", "channel", "env")
+_REPEATED = ("hyperparameter", "channel", "env", "fault", "debug", "pdb")
 _OF_CALLERS = ("JPY_", "PYTEST_", "PYDEVD_")  # of a notebook's kernel, a test runner, a debugger
 # no current folder on the path; the caller's muster where the interpreter alone would find none
 _BOOT = (
@@ -55,9 +55,9 @@ def run(
 
     `options` are those of `muster local`, spelt with `_`: `hosts=2`, `distribution=...` (a name or
     the SDK's dictionary), `isolation=...`, `module=...` in place of a script. `hyperparameters=`,
-    `channels=` and `env=` are dictionaries, `processes=` is `--processes-per-host`, `timeout_s=` is
-    `--timeout` in seconds. `quiet`: shows nothing; else what the command shows goes to `sys.stdout`
-    and `sys.stderr`.
+    `channels=` and `env=` are dictionaries, what may be repeated may be a list, `processes=` is
+    `--processes-per-host`, `timeout_s=` is `--timeout` in seconds. `quiet`: shows nothing; else
+    what the command shows goes to `sys.stdout` and `sys.stderr`.
 
     Raises ValueError with the command's words before anything has started where the request is
     wrong, KeyboardInterrupt after Ctrl-C once the job has ended (a second one ends it by force).
@@ -282,7 +282,10 @@ def _argv(
         if value is True:
             argv.append(f"--{name}")
         elif name in _REPEATED and isinstance(value, Mapping):
-            argv += [f"--{name}={key}={_word(given, one)}" for key, one in value.items()]
+            argv += [f"--{name}={key}={_word(given, one)}" for key, one in value.items()
+                     if one is not None or name != "env"]  # fmt: skip
+        elif name in _REPEATED and isinstance(value, list | tuple):
+            argv += [f"--{name}={_word(given, one)}" for one in value]
         else:
             argv.append(f"--{name}={_word(given, value)}")
     if arguments:

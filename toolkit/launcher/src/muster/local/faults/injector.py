@@ -196,6 +196,8 @@ class Injector(threading.Thread):
         if fault.kind == DISK:
             self._means.fill(target.host)
             return f"filled the disk of {target.host}"
+        if fault.kind != KILL:
+            self._refuse_both(fault, target)
         if fault.kind == KILL:
             self._means.kill(target)
             self.killed += [target.host] if target.rank is None else []
@@ -206,6 +208,20 @@ class Injector(threading.Thread):
         shot.target = target
         share = f" to {fault.percent} %" if fault.kind == SLOW else ""
         return f"{_DONE[fault.kind]} {target.in_words()}{share}"
+
+    def _refuse_both(self, fault: Fault, target: Target) -> None:
+        """Raises NotLandedError where another fault would let the target go on, or this one's end
+        end that. What is slow for two reasons is slow until the last is over."""
+        for other in self._shots:
+            hit, kind = other.target, other.fault.kind
+            if not other.lasts or hit is None or hit.host != target.host:
+                continue
+            if hit.rank is not None and self._progress.ranks[hit.rank].ended is not None:
+                continue
+            same = None in (hit.rank, target.rank) or hit.rank == target.rank
+            if same and FREEZE in (fault.kind, kind):
+                already = "slowed" if kind == SLOW else "frozen"
+                raise NotLandedError(f"{hit.in_words()} is {already} already by {other.fault.spec}")
 
     def _undo(self, shot: _Shot) -> None:
         shot.lasts = False

@@ -69,10 +69,11 @@ def in_time(
 
 
 def steps_in(path: str, since_s: float = 0.0) -> tuple[int | None, float | None]:
-    """The last step that a file of metrics has, and steps per second over its last lines. Lines
-    that cannot be read, such as one that was cut, are left out, and those from before `since_s`,
-    seconds since the epoch: of an earlier start of the container."""
-    points = []
+    """The last step that a file of metrics has, and steps per second over its last lines, since
+    they were last counted anew. Lines that cannot be read, such as one that was cut, are left out,
+    and those from before `since_s`, seconds since the epoch: of an earlier start of the
+    container."""
+    points: list[tuple[float, int]] = []
     for line in _last_lines(path)[-RATE_LINES:]:
         try:
             entry = json.loads(line)
@@ -81,11 +82,13 @@ def steps_in(path: str, since_s: float = 0.0) -> tuple[int | None, float | None]
             continue
         if math.isfinite(time_s) and time_s >= since_s and is_number(step, int):
             # scripts write here, too
+            if points and step < points[-1][1]:
+                points.clear()  # it counts anew
             points.append((time_s, step))
     if not points:
         return None, None
     (time_0, step_0), (time_1, step_1) = points[0], points[-1]
-    if time_1 <= time_0 or step_1 < step_0:
+    if time_1 <= time_0:
         return step_1, None
     return step_1, round((step_1 - step_0) / (time_1 - time_0), 4)
 

@@ -6,6 +6,7 @@ when every host with ranks says so, by a look that is fresh.
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 import time
@@ -22,6 +23,7 @@ from muster.run.observe.query import ROLL, STATE, Collector, one_of_each_kind
 from muster.run.observe.rollcall import WORK, RollVerdict
 from muster.run.observe.rounds import Rounds
 from muster.run.observe.stall import CONFIRM_S, IDLE, WAIT, StallClock
+from muster.run.observe.wording import is_gone
 from muster.types.deadlines import Deadlines
 from muster.types.errors import HangError
 from muster.types.steps import Log
@@ -139,7 +141,9 @@ class StallWatch:
         now = time.monotonic()
         verdict = answers.verdict_of(found)
         meant = verdict.guilty or verdict.waiting
-        guilty_s = min((found.idle_s.get(rank, 0.0) for rank in meant), default=0.0)
+        gone = {look.rank: math.inf for look in found.looks if is_gone(look)}  # comes no more
+        idle = {**found.idle_s, **gone}
+        guilty_s = min((idle.get(rank, 0.0) for rank in meant), default=0.0)
         idle_s = self._idle_s(found) if kind == IDLE else guilty_s
         waited_s = self._clock.counted(verdict.waited_s, now)
         time_s = idle_s if kind == IDLE else waited_s
