@@ -148,8 +148,9 @@ def _fill_wheelhouse(settings: Mapping[str, str]) -> Iterator[str]:
         for wheel in sorted(folder.glob(f"torch-{pins()['TORCH_VERSION']}+cpu-*.whl")):
             target = WHEELHOUSE / wheel.name
             if not target.exists() or target.stat().st_size != wheel.stat().st_size:
-                shutil.copyfile(wheel, target.with_suffix(".part"))
-                os.replace(target.with_suffix(".part"), target)
+                part = target.with_suffix(f".{os.getpid()}.part")  # of two builds at once
+                shutil.copyfile(wheel, part)
+                os.replace(part, target)
             yield f"docker/wheelhouse has {wheel.name}"
 
 
