@@ -113,7 +113,7 @@ def test_nodes_that_do_not_see_the_run_folder_start_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     made = job(tmp_path)
-    code, seen = run_it(tmp_path, made, 0, BLIND="no")
+    code, seen = run_it(tmp_path, made, 0, BLIND="muster-unseen")
     assert code == 100 and len((seen / "srun").read_text().splitlines()) == 1
     assert f"not all nodes see {made.run}: it must be on" in capfd.readouterr().err
 
@@ -125,6 +125,10 @@ def test_a_first_step_that_slurm_could_not_make_is_no_fault_of_the_disk(
     code, seen = run_it(tmp_path, job(tmp_path, retries=2), 0, UNABLE="1")
     assert code == 106 and (seen / "scontrol").exists()
     assert "not all nodes see" not in capfd.readouterr().err
+
+
+def test_what_a_node_prints_before_each_task_is_no_answer(tmp_path: Path) -> None:
+    assert run_it(tmp_path, job(tmp_path), 0, BLIND="welcome, nobody has been here")[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -144,7 +148,7 @@ def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Pat
     summary = Path(made.run, "summary.json")
     summary.parent.mkdir()
     summary.write_text("{}")
-    run_it(tmp_path, made, 137, BLIND="no")
+    run_it(tmp_path, made, 137, BLIND="muster-unseen")
     assert not summary.exists()
 
 
@@ -155,15 +159,20 @@ def test_a_job_that_begins_again_keeps_its_folder_meanwhile(tmp_path: Path, refu
     assert Path(made.run, "summary.json").exists() == refused
 
 
+def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch, first: str = ":") -> None:
+    """Stands for Slurm's, and keeps the variables that it has. `first`: what it does before."""
+    program = folder / "sbatch"
+    program.write_text(f"#!/bin/sh\n{first}\nenv > {folder}/variables\necho 4711\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    monkeypatch.chdir(folder)
+    Path("train.py").write_text("")
+
+
 def test_a_job_that_the_engine_has_is_told_although_its_folder_is_full(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sbatch = tmp_path / "sbatch"
-    sbatch.write_text('#!/bin/sh\nmkdir "$(dirname "$2")/submitted.json"; echo 4711\n')
-    sbatch.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    monkeypatch.chdir(tmp_path)
-    Path("train.py").write_text("")
+    sbatch(tmp_path, monkeypatch, first='mkdir "$(dirname "$2")/submitted.json"')
     assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 2
     said = capsys.readouterr().err
     assert "slurm job 4711, in run" in said and "cannot be written" in said, said
@@ -248,16 +257,6 @@ def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path
     made = made._replace(request=made.request._replace(checkpoint=str(kept)))
     assert run_it(tmp_path, made, 0)[0] == 0
     assert kept.is_dir()
-
-
-def sbatch(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Stands for Slurm's, and keeps the variables that it has."""
-    program = folder / "sbatch"
-    program.write_text(f"#!/bin/sh\nenv > {folder}/variables\necho 4711\n")
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
-    monkeypatch.chdir(folder)
-    Path("train.py").write_text("")
 
 
 def test_variables_of_sbatch_do_not_overrule_what_was_given(

@@ -11,6 +11,7 @@ import json
 import os
 import sys
 import time
+from contextlib import suppress
 from typing import Any
 
 from muster.arguments import UsageError
@@ -82,15 +83,13 @@ def _taken(
     Raises the error that came in place of the answer."""
     name, queue = asked["jobName"], asked["jobQueue"]
     named = [{"name": "JOB_NAME", "values": [name]}]
-    try:
+    with suppress(UsageError):  # of no use to the person
         if isinstance(error, _UnansweredError):
             jobs = _answer(service, "list_jobs", jobQueue=queue, filters=named)["jobSummaryList"]
             for one in jobs:
                 if one.get("jobDefinition") == definition:
                     return dict(one)
         _answer(service, "deregister_job_definition", jobDefinition=definition)
-    except UsageError:  # of no use to the person
-        pass
     if isinstance(error, _UnansweredError):
         fix = (
             f"Batch may have taken it: look for {name} in the queue {queue} before you submit again"

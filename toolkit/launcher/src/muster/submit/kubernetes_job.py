@@ -40,8 +40,8 @@ CODE = "source.tar.gz"
 RUNTIME = "torch-distributed"
 _MAX_LABEL = 63
 _CLAIM = re.compile(r"pvc:(?P<claim>[a-z0-9][a-z0-9.-]*)(/(?P<path>.+))?")
-# of `--set`: what would contradict what the hosts are told, or has an option
 _TTL, LEAST_TTL_S = "spec.ttlSecondsAfterFinished", 60
+# of `--set`: what would contradict what the hosts are told, or has an option
 _DECIDED = {
     "metadata.name": "use --name",
     "container.image": "use --image",

@@ -59,8 +59,9 @@ def hand_over(job: Submission, text: str) -> Submitted:
 
 
 def _environ(job: Submission) -> dict[str, str]:
-    """Without what would overrule the script: sbatch's variables count for more than its lines."""
-    given = {*slurm_script.sbatch_options(job), *slurm_script.DECIDED, "requeue", "no-requeue"}
+    """Without what would overrule --set or muster: sbatch's variables count for more than the lines
+    of a script."""
+    given = {*job.settings, *slurm_script.DECIDED, "requeue", "no-requeue"}
     names = {f"SBATCH_{name.upper().replace('-', '_')}" for name in given}
     names |= {_SPELT[name] for name in given if name in _SPELT}
     return {name: value for name, value in os.environ.items() if name not in names}

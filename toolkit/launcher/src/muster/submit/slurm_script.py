@@ -19,6 +19,7 @@ from muster.types.run_files import SUMMARY
 KINDS = ("pyxis", "apptainer")
 MARGIN_S = 15  # from the end of the ranks' time to the end of the job
 NUMBER = "$SLURM_JOB_ID"
+_UNSEEN = "muster-unseen"
 DECIDED = {
     "nodes": "use --hosts N",
     "signal": "use --grace SECONDS",
@@ -64,7 +65,7 @@ leave() {  # with this code, or the job begins again where that helps
 
 rm -f $summary $earlier  # of an earlier attempt
 blind=$$($see) || leave 106
-if [ -n "$$blind" ]; then
+if [[ $$blind == *$unseen* ]]; then  # among what a node's own prolog prints
   echo "muster submit: not all nodes see "$folder": it must be on a file system that they share" >&2
   exit 100
 fi
@@ -131,7 +132,7 @@ def render(job: Submission) -> str:
     step = ["srun", f"--nodes={hosts}", f"--ntasks={hosts}", "--ntasks-per-node=1"]
     # a node that cannot know the job would keep the others waiting for it; it says so, since srun's
     # own failure has the same exit code
-    see = ["sh", "-c", 'test -r "$0" || echo no', secret]
+    see = ["sh", "-c", f'test -r "$0" || echo {_UNSEEN}', secret]
     see = [*step, "--quiet", *see] if hosts > 1 else see
     step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
     body = _BODY.substitute(
@@ -140,6 +141,7 @@ def render(job: Submission) -> str:
         ),
         run=_in_shell([*step, "run", *arguments]),
         see=_in_shell(see),
+        unseen=_UNSEEN,
         folder=shlex.quote(job.run),
         stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
         retries=job.retries,
