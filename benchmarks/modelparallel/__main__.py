@@ -48,6 +48,9 @@ SPECS = {
         "call that saves 100 MB of 2 ranks in pieces, in the background", {"at once": 4.0}
     ),
     "alone": Spec("step of 20 ms, one rank, one microbatch", {"plain loop": 0.97}, ranks=1),
+    "microbatches": Spec(
+        "microbatch of next to no work, one rank", {}, ranks=1, steps=8, most_more_ms=0.3
+    ),
     "microbatch": Spec(
         "microbatch of next to no work, 2 stages, muster", {}, steps=8, most_more_ms=0.3
     ),

@@ -306,6 +306,18 @@ class Small(nn.Module):  # type: ignore[misc]
         return self.layers(x).square().mean()
 
 
+def row_microbatches() -> Ways:
+    begin()
+    net, x = Small(), torch.randn(16, 16)
+    other = copy.deepcopy(net)
+
+    def plain() -> None:
+        for rows in x.chunk(MICROBATCHES):
+            (other(rows) / MICROBATCHES).backward()
+
+    return {"plain loop": plain, "ours": ours(net, x)}
+
+
 def row_microbatch() -> Ways:
     begin(pipeline_parallel_degree=2)
     net, x = Small(), torch.randn(16, 16)
@@ -396,7 +408,7 @@ ROWS: Mapping[str, Callable[..., Ways]] = {
     "pipeline": row_pipeline, "deepspeed": row_deepspeed, "ddp": row_ddp, "sharded": row_sharded,
     "checkpoint": row_checkpoint,
     "alone": row_alone,
-    "microbatch": row_microbatch, "relay": row_relay, "simulated": row_simulated,
+    "microbatches": row_microbatches, "microbatch": row_microbatch, "relay": row_relay, "simulated": row_simulated,
 }  # fmt: skip
 
 
