@@ -20,6 +20,7 @@ from muster_collectives.tools.bench.launch import start
 # memory; torch's own hook over our group; a step over gloo that sends float32
 OURS, GLOO, ALONE = "muster", "gloo", "alone"
 REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
+SILENT = "no sums"  # DDP with all its own work, whose buckets go nowhere: what no backend can beat
 # `Case.verb` of a step says what is trained how
 DDP, DDP_REGISTERED = "DDP", "DDP, gradients in registered memory"
 DDP_NODES = "DDP between 2 nodes of one rank,"
