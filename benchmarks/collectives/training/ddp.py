@@ -46,11 +46,10 @@ def _trained(group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]]) ->
         models = {
             OURS: Parallel(network(group, width, layers)),
             GLOO: Parallel(network(group, width, layers), process_group=group.gloo),
+            SILENT: Parallel(network(group, width, layers), process_group=group.gloo),
             ALONE: network(group, width, layers),
         }
-        if what == DDP_NODES:
-            models[SILENT] = Parallel(network(group, width, layers), process_group=group.gloo)
-            models[SILENT].register_comm_hook(None, _sent_nowhere)
+        models[SILENT].register_comm_hook(None, _sent_nowhere)
         steps = {name: step_of(group, model, width) for name, model in models.items()}
         for name in (OURS, GLOO):
             steps[name]()
