@@ -135,6 +135,7 @@ def test_parameters_cut_over_two_hosts_learn_what_whole_ones_learn(run: Run, who
     assert float(losses(out)[FEW]) == pytest.approx(float(losses(whole)[FEW]), abs=0.02)
 
 
+@pytest.mark.promise("F73")
 def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint_when_a_stage_failed(
     run: Run, tmp_path: Path
 ) -> None:

@@ -144,7 +144,7 @@ def _fault(plain: Scenario, chance: random.Random) -> Fault:
 def _lives_s(plain: Scenario) -> float:
     """About how long the job lives when nothing happens to it: a fault is to find it alive."""
     if plain.torchrun:
-        return plain.works_s + 4.0
+        return plain.works_s + (5.0 if plain.script in PIPELINES else 4.0)
     if plain.script in STAGED:
         return plain.works_s + 1.5 if plain.script == "slow install" else 0.6
     return plain.works_s + (3.5 if plain.script == "ignores" else 0.6)
