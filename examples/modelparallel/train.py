@@ -89,7 +89,7 @@ def main() -> None:
         first = smp.resume_from_checkpoint(checkpoints)["step"] + 1
     for step in range(first, options.steps + 1):
         if step == options.fail_step and smp.rank() == 1:
-            raise ValueError("broken on purpose")
+            break_on_purpose(model, options.fail_in)
         batch = batch_of(ids, options.batch_size // smp.dp_size(), step).to(device)
         optimizer.zero_grad()
         loss = train_step(model, batch[:, :-1], batch[:, 1:])
@@ -117,7 +117,19 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--batch-size", type=int, default=32, help="over all data-parallel ranks")
     parser.add_argument("--report-every", type=int, default=50, help="steps; and between saves")
     parser.add_argument("--fail-step", type=int, help="rank 1 raises before this step")
+    parser.add_argument("--fail-in", help="in place of before it: in this module, such as head")
     return parser.parse_known_args()[0]
+
+
+def break_on_purpose(model: smp.DistributedModel, module: str | None) -> None:
+    """Raises at once, or has a module raise as soon as it is called."""
+
+    def fail(*_: object) -> None:
+        raise ValueError("broken on purpose")
+
+    if module is None:
+        fail()
+    model.get_module().get_submodule(module).register_forward_pre_hook(fail)
 
 
 def load() -> tuple[torch.Tensor, int]:

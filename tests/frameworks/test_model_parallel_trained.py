@@ -13,12 +13,15 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.launcher.support.events import events_in
 from tests.launcher.support.local.local_runs import LocalRun, runs
 from tests.support.frameworks import PATIENT, QUIET, ended_well, skip_without_namespaces
 from tests.support.venvs import CHECKOUT
+from tests.support.waiting import within
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(900)]
 JOB_S = 300.0
+AT_ONCE_S = 5.0  # from the end of the rank that raises to that of all hosts
 FEW, MORE = 10, 20  # steps
 SCRIPT = CHECKOUT / "examples" / "modelparallel" / "train.py"
 PARAMETERS = {"microbatches": 4, "ddp": True}
@@ -84,11 +87,19 @@ def test_the_example_learns_what_its_page_says(whole: str) -> None:
     assert float(accuracy) >= int(percent) / 100
 
 
-def fails_on_purpose(begun: LocalRun) -> dict[int, str]:
-    """Waits for the end of a job whose rank 1 raises, and is named; the losses until then."""
+def fails_on_purpose(begun: LocalRun, *notes: str) -> dict[int, str]:
+    """Waits for the end of a job whose rank 1 raises, and is named with these notes; both hosts
+    end at once. The losses until then."""
     result = begun.wait(JOB_S)
     assert result.code == 1, result.err[-5000:]
-    assert "FAILED algo-2 rank 1: ValueError: broken on purpose" in result.err.splitlines()
+    (first,) = re.findall(r"^FAILED .*", result.err, re.MULTILINE)
+    assert first == "FAILED algo-2 rank 1: ValueError: broken on purpose", result.err[-5000:]
+    block = result.err.rpartition(first)[2]
+    if sys.version_info >= (3, 11):
+        assert not [note for note in notes if note not in block], result.err[-5000:]
+    events = events_in(result.folder)
+    ended_s = [one["t"] for one in events if one["kind"] == "rank_ended"]
+    assert len(ended_s) == 2 and events[-1]["t"] - min(ended_s) < within(AT_ONCE_S), events
     begun.check_nothing_left()
     return losses(result.out)
 
@@ -124,12 +135,14 @@ def test_parameters_cut_over_two_hosts_learn_what_whole_ones_learn(run: Run, who
     assert float(losses(out)[FEW]) == pytest.approx(float(losses(whole)[FEW]), abs=0.02)
 
 
+@pytest.mark.promise("F73")
 def test_a_pipeline_over_two_hosts_goes_on_from_its_checkpoint_when_a_stage_failed(
     run: Run, tmp_path: Path
 ) -> None:
     kept, folder = str(tmp_path / "kept"), "/opt/ml/checkpoints"
-    first = run(CUT, "--checkpoint", kept, checkpoints=folder, **{"fail-step": MORE + 3})
-    at_once = fails_on_purpose(first)
+    broken = {"fail-step": MORE + 3, "fail-in": "head"}
+    first = run(CUT, "--checkpoint", kept, checkpoints=folder, **broken)
+    at_once = fails_on_purpose(first, "in stage 1, microbatch 0", "in step function train_step")
     assert list(at_once) == [FEW, MORE]
     back_to(FEW, tmp_path / "kept")
     under_mpirun = asked(MPI, partitions=2)

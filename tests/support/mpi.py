@@ -7,6 +7,7 @@ so that all that a job leaves can be seen. Needs root.
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -81,6 +82,23 @@ def launched_by(version: str) -> Launch:
     return Launch(
         argv, chosen(version).environ, "from mpi4py import MPI\nMPI.COMM_WORLD.Barrier()\n"
     )
+
+
+def mpirun_alone(
+    version: str, *command: str, environ: Mapping[str, str], limit_s: float
+) -> subprocess.CompletedProcess[str]:
+    """Two ranks of a command under mpirun of that version, without our launcher. `environ`: in
+    addition to this process's, of which the ranks see nothing that says who they are."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_RANK)}
+    return subprocess.run(
+        [chosen(version).mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
+         "-n", "2", *command],
+        env={**kept, "OMP_NUM_THREADS": "1", **environ},
+        capture_output=True, text=True, check=False, timeout=limit_s,
+    )  # fmt: skip
+
+
+_OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_")
 
 
 def _without_mpi4py() -> str:

@@ -15,7 +15,7 @@ import pytest
 
 from muster_collectives.runtime.environment import for_data_parallel, for_torch
 from tests.collectives.support import ranks
-from tests.support.mpi import chosen
+from tests.support.mpi import mpirun_alone
 from tests.support.venvs import CHECKOUT, build_wheel
 
 COMPAT = CHECKOUT / "toolkit" / "compat"
@@ -122,13 +122,9 @@ def test_the_current_api_starts_under_mpirun_alone_behind_smddprun(version: str)
         "dist.destroy_process_group()\n"
     )
     wrapper = "import sys; from muster_collectives.wrappers import smddprun; sys.exit(smddprun())"
-    unset = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-    environ = {name: value for name, value in os.environ.items() if name not in unset}
-    done = subprocess.run(
-        [chosen(version).mpirun, "--allow-run-as-root", "--oversubscribe", "--bind-to", "none",
-         "-n", "2", sys.executable, "-c", wrapper, sys.executable, "-c", program],
-        env={**environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"},
-        capture_output=True, text=True, check=False, timeout=100,
+    done = mpirun_alone(
+        version, sys.executable, "-c", wrapper, sys.executable, "-c", program,
+        environ={"PYTHONPATH": PATHS}, limit_s=100,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == [

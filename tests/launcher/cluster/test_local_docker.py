@@ -4,7 +4,10 @@ they write.
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -22,6 +25,7 @@ from tests.launcher.support.local.local_runs import SCRIPT, contents, facts_of
 from tests.launcher.support.local.unprivileged import NOBODY
 from tests.support.engine import Engine
 from tests.support.images import image
+from tests.support.venvs import CHECKOUT
 
 pytestmark = pytest.mark.timeout(600)  # an image may have to be built first
 
@@ -167,6 +171,20 @@ def test_torch_distributed_trains_one_model_on_two_containers(start: Start, home
     assert result.code == 0, result.err
     assert result.out.count("same model on 2 ranks") == 2
     assert "[algo-2:1] same model" in result.out
+
+
+def test_a_pipeline_trains_one_model_on_two_containers(start: Start, home: Path) -> None:
+    shutil.copy(CHECKOUT / "examples" / "modelparallel" / "train.py", home / "src" / "gpt.py")
+    parameters = json.dumps({"partitions": 2, "microbatches": 2})
+    settings = {"mp_parameters": parameters, "steps": 4, "report-every": 2}
+    more = [f"--hyperparameter={name}={value}" for name, value in settings.items()]
+    result = start(home, job("gpt", image("cpu"), "--distribution", "smp", *more)).wait(120)
+    assert result.code == 0, result.err
+    assert result.out.count("pipeline 2 x data 1") == 1 and "proved: 1 outputs" in result.out
+    first, last = re.findall(r"step=[24]/4 loss=([\d.]+)", result.out)
+    assert float(last) < float(first), result.out
+    found = [json.loads(path.read_text()) for path in result.folder.rglob("metrics-rank*.json")]
+    assert [one["world_size"] for one in found] == [2, 2]
 
 
 def test_mpirun_reaches_the_other_container(start: Start, home: Path, base: str) -> None:

@@ -19,6 +19,32 @@ print("ready on", me, flush=True)
 END = """\
 open(os.path.join(os.environ["SM_MODEL_DIR"], "done-" + rank), "w").close()
 """
+# A step after the other until the time of all ranks is over; where one is bad, its stage raises.
+PIPELINE = """\
+import torch
+import smdistributed.modelparallel.torch as smp
+class Layer(torch.nn.Linear):
+    def forward(self, x):
+        if bad and time.monotonic() > end:
+            raise ValueError("bad batch")
+        return super().forward(x)
+smp.init()
+end = time.monotonic() + {works_s}
+torch.manual_seed(0)
+model = smp.DistributedModel(torch.nn.Sequential(*[Layer(8, 8) for _ in range(6)]))
+optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), lr=0.01))
+@smp.step
+def train(batch):
+    loss = model(batch).square().mean()
+    model.backward(loss)
+    return loss
+going = True
+while going:
+    optimizer.zero_grad()
+    train(torch.ones(8, 8))
+    optimizer.step()
+    going = any(smp.allgather(bad or time.monotonic() < end, smp.WORLD))
+"""
 BODIES = {
     "quick": "",
     "works": "work()\n",
@@ -52,6 +78,8 @@ BODIES = {
     "dies": "if bad:\n    work()\n    os.kill(os.getpid(), {value})\nend += 0.5\nwork()\n",
     "raises": "if bad:\n    work()\n    raise ValueError('bad batch')\nend += 0.5\nwork()\n",
     "all raise": "work()\nraise ValueError('bad batch on ' + me)\n",
+    "pipeline": "bad = False\n" + PIPELINE,
+    "pipeline raises": PIPELINE,
     "fills": (
         "try:\n"
         "    with open(os.path.join(os.environ['SM_OUTPUT_DIR'], 'big'), 'wb', 0) as file:\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,7 +14,7 @@ from pathlib import Path
 from muster.types.deadlines import Deadlines, parse_deadlines
 from tests.launcher.soak import job_scripts
 from tests.launcher.soak.faults import Injector
-from tests.launcher.soak.scenario import EVERYONE, SHORT_S, Fault, Scenario
+from tests.launcher.soak.scenario import EVERYONE, PIPELINES, SHORT_S, Fault, Scenario
 from tests.launcher.soak.verdict import NotRunError, Verdict, not_run
 from tests.launcher.support.cluster import FAST, Cluster
 from tests.launcher.support.invariants import Left
@@ -85,6 +86,9 @@ def _settings(one: Scenario) -> dict[str, str]:
 def _make(one: Scenario, folder: Path) -> Cluster:
     """The hosts' files, with what is bad about one of them."""
     options = TORCHRUN if one.torchrun else {}
+    if one.script in PIPELINES:
+        parameters = {"partitions": one.hosts, "microbatches": 2}
+        options = {**options, "mp_parameters": json.dumps(parameters)}
     cluster = Cluster(
         folder,
         job_scripts.source(one),

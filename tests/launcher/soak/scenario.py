@@ -18,6 +18,8 @@ SHORT_S, LONG_S = 0.6, 7.0  # a host that stands still is lost after 5 s
 
 GOOD_SCRIPTS = ("quick", "works", "saves", "ignores", "floods", "daemon", "forks", "shell")
 BAD_SCRIPTS = ("exits", "dies", "raises", "all raise", "fills")
+# a model in as many stages as there are hosts; the second has one that raises
+PIPELINES = ("pipeline", "pipeline raises")
 STAGED = ("slow install", "bad install", "bad archive", "bad input", "no program")
 TARGETS = ("train", "shim", "rank", "launcher")
 
@@ -59,7 +61,7 @@ class Scenario(NamedTuple):
     @property
     def good(self) -> bool:
         """Whether nothing is wrong with the job itself."""
-        return self.script in (*GOOD_SCRIPTS, "slow install")
+        return self.script in (*GOOD_SCRIPTS, "slow install", "pipeline")
 
 
 def seeds(first: int, runs: int) -> list[int]:
@@ -93,7 +95,7 @@ def scenario(seed: int) -> Scenario:
 
 def _scripts(torchrun: bool) -> Sequence[str]:
     if torchrun:
-        return ("works", "saves", "exits", "raises", "dies")
+        return ("works", "saves", "exits", "raises", "dies", *PIPELINES)
     return (*GOOD_SCRIPTS, *GOOD_SCRIPTS, *BAD_SCRIPTS, *STAGED)
 
 
@@ -142,7 +144,7 @@ def _fault(plain: Scenario, chance: random.Random) -> Fault:
 def _lives_s(plain: Scenario) -> float:
     """About how long the job lives when nothing happens to it: a fault is to find it alive."""
     if plain.torchrun:
-        return plain.works_s + 4.0
+        return plain.works_s + (5.0 if plain.script in PIPELINES else 4.0)
     if plain.script in STAGED:
         return plain.works_s + 1.5 if plain.script == "slow install" else 0.6
     return plain.works_s + (3.5 if plain.script == "ignores" else 0.6)

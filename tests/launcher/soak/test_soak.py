@@ -25,6 +25,7 @@ FIXED = {
     356: "3 hosts, script daemon 2.5 s, algo-2 frozen for 7 s",
     3187: "3 hosts, script saves 2.5 s, signal 1 to all hosts at 2.22 s",
     8893: "3 hosts, script forks 2.5 s, SIGKILL of algo-3 at 1.90 s",
+    375019: "2 hosts, torchrun, script pipeline 2.5 s, the rank of algo-2 frozen for 0.6 s",
 }
 
 

@@ -26,6 +26,7 @@ COVERING = {
     "v2-PyTorch-torch_distributed-2",
     "v2-PyTorch-smdistributed.dataparallel-2",
     "v2-PyTorch-smdistributed.modelparallel-1",
+    "v2-PyTorch-smdistributed.modelparallel-torch_distributed-2",
     "v3-Torchrun-1",
     "v3-Torchrun-smp-1",
     "v3-MPI-1",
@@ -71,6 +72,9 @@ def v2_cases() -> Iterator[Case]:
         distribution = {"smdistributed": MODEL_PARALLEL, "mpi": {**ON, "processes_per_host": 2}}
         request = _framework(distribution, hosts)
         yield Case(f"v2-PyTorch-smdistributed.modelparallel-{hosts}", hosts, request, 2 * hosts)
+    distribution = {"smdistributed": MODEL_PARALLEL, "torch_distributed": ON}  # a stage on each
+    name = "v2-PyTorch-smdistributed.modelparallel-torch_distributed-2"
+    yield Case(name, 2, _framework(distribution, 2), 2)
 
 
 def _distributions() -> dict[str, dict[str, Any]]:
