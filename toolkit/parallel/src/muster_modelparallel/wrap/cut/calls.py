@@ -106,6 +106,13 @@ class Holding:
                 return self.rank_of[self._path_of[path]]
         return self.rank_of[0]
 
+    def places_of_units(self, path: str) -> set[int]:
+        """Of the ranks that call the module, the unit that it is in or units that are in it."""
+        here = f"{path}."
+        units = zip(self.split.calls, self.split.stages, strict=True)
+        paths = ((f"{call.path}.", self.rank_of[stage]) for call, stage in units)
+        return {rank for unit, rank in paths if here.startswith(unit) or unit.startswith(here)}
+
     def holds(self, parameter: str) -> bool:
         """Whether this rank does."""
         return self.place in self._holders[parameter]

@@ -147,10 +147,18 @@ class Stages:
         return self._holding is None or self._holding.holds_buffer(name)
 
     def holds_module(self, path: str) -> bool:
-        """Whether any of its parameters, or itself as a unit, is here."""
+        """Whether any of its parameters is here; of one without, whether a unit of this rank is in
+        it, or it in that. All ranks hold what no unit is about."""
+        if self._holding is None:
+            return True
         inside = f"{path}." if path else ""
         names = [name for name, _ in self._module.named_parameters() if name.startswith(inside)]
-        return not names or any(map(self.holds, names))
+        if names:
+            return any(map(self.holds, names))
+        module, every = self._module.get_submodule(path), self._module.named_modules
+        paths = [name for name, one in every(remove_duplicate=False) if one is module]
+        places = set().union(*map(self._holding.places_of_units, paths))
+        return not places or self._holding.place in places
 
     def speaks_for(self, parameter: str) -> bool:
         """Whether this rank is the first of those that hold it; before the partition the first of
