@@ -137,12 +137,22 @@ def what_is_local_is_what_this_rank_has() -> None:
         (model.local_modules, model.local_named_modules),
     ):
         assert list(map(id, local())) == [id(one) for _, one in named()]
+    begin_with(skip_tracing=True)
+    shared = nn.Tanh()
+    model, _ = wrapped(nn.Sequential(*[nn.Sequential(nn.Linear(6, 6), shared) for _ in range(6)]))
+    trained(model, x, x)
+    assert any(one is shared for one in model.local_modules())
+
+
+KINDS = (
+    "of modules", "within modules", "of code", "of pieces", "of views", "changed in place",
+    "of all",
+)  # fmt: skip
 
 
 def reentrant_checkpoints_give_the_gradients_of_the_whole_model_or_are_refused() -> None:
-    kinds = {"of modules", "within modules", "of code", "of pieces", "of all"}
     refused = set()
-    for kind in sorted(kinds):
+    for kind in KINDS:
         begin_with()
         model, whole = wrapped(Reentrant(kind).eval())  # dropout draws other numbers there
         try:

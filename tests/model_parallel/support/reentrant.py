@@ -25,8 +25,8 @@ class Layer(nn.Module):  # type: ignore[misc]  # torch is untyped here
 
 
 class Reentrant(nn.Module):  # type: ignore[misc]  # torch is untyped here
-    """`kind`: what the checkpoints are of: "of modules", "within modules", "of code", "of pieces"
-    of a sequence, or "of all" as code."""
+    """`kind`: what the checkpoints are of: "of modules", "of views" of what these return, or of it
+    "changed in place"; "within modules", "of code", "of pieces" of a sequence, "of all" as code."""
 
     def __init__(self, kind: str) -> None:
         super().__init__()
@@ -51,6 +51,11 @@ class Reentrant(nn.Module):  # type: ignore[misc]  # torch is untyped here
                 x = checkpoint(layer, x, use_reentrant=True)
             elif self.kind == "of code":
                 x = checkpoint(lambda x, layer=layer: x + layer(x), x, use_reentrant=True)
+            elif self.kind == "of views":
+                x = checkpoint(lambda x, layer=layer: layer(x).view(-1), x, use_reentrant=True)
+                x = x.view(-1, WIDTH)
+            elif self.kind == "changed in place":
+                x = checkpoint(lambda x, layer=layer: layer(x).mul_(2), x, use_reentrant=True)
             else:
                 x = layer(x)
         return x
