@@ -12,8 +12,9 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 _MINE = f"mcb{os.getpid()}"
 SWITCH = f"{_MINE}s"
@@ -23,8 +24,10 @@ _QUEUE_MS, _BURST_KB = 30, 256
 # what of a link's rate is payload: headers of Ethernet, IP and TCP with time stamps
 PAYLOAD = 0.95
 BLOCK, CYCLIC = "block", "cyclic"
-# the variable that tells a rank which namespace to enter
-NAMESPACE = "BENCH_NAMESPACE"
+# the variables that tell a rank which namespace to enter, and the one processor of its node
+NAMESPACE, PROCESSOR = "BENCH_NAMESPACE", "BENCH_PROCESSOR"
+_CONTROL = Path("/proc/sys/net/ipv4")
+_FILTERED = Path("/proc/sys/net/bridge/bridge-nf-call-iptables")
 _NEW_NETWORK = 0x40000000
 
 
@@ -65,6 +68,8 @@ def links(nodes: int) -> Iterator[None]:
         _ip("netns", "add", SWITCH)
         _inside(SWITCH, "ip", "link", "add", "br0", "type", "bridge")
         _inside(SWITCH, "ip", "link", "set", "br0", "up")
+        if _FILTERED.exists():  # where Docker runs, a firewall looks at each packet of a bridge
+            _inside(SWITCH, "sysctl", "-qw", "net.bridge.bridge-nf-call-iptables=0")
         for number in range(nodes):
             _add(number)
         yield
@@ -91,21 +96,43 @@ def shape_way(
     _inside(namespace, "tc", "qdisc", "replace", "dev", end, "root", "tbf", *rate)
 
 
+def unpaced(nodes: int) -> None:
+    """TCP as most hosts have it, where this one's default is BBR: that spaces packets by timers,
+    which cost more processor time than the data on a link without a rate. Raises LinksError."""
+    default = (_CONTROL / "tcp_congestion_control").read_text().strip()
+    allowed = (_CONTROL / "tcp_allowed_congestion_control").read_text().split()
+    if not default.startswith("bbr"):
+        return
+    other = "cubic" if "cubic" in allowed else "reno"  # reno is everywhere
+    for number in range(nodes):
+        _inside(node(number), "sysctl", "-qw", f"net.ipv4.tcp_congestion_control={other}")
+
+
 def placed(nodes: int, local: int, order: str = BLOCK) -> list[dict[str, str]]:
-    """Variables of each rank: ranks node after node (BLOCK), or in turns over nodes (CYCLIC)."""
+    """Variables of each rank: ranks node after node (BLOCK), or in turns over nodes (CYCLIC).
+    Where this machine has a processor for each, a rank keeps to its own: no node has those of
+    another."""
     places = [rank // local if order == BLOCK else rank % nodes for rank in range(nodes * local)]
+    own = sorted(os.sched_getaffinity(0))
     return [
         {
+            **({PROCESSOR: str(own[rank])} if len(places) <= len(own) else {}),
             NAMESPACE: node(place), "MASTER_ADDR": address(places[0]),
             "GLOO_SOCKET_IFNAME": interface(place), "COLLECTIVES_INTERFACE": interface(place),
             "COLLECTIVES_NODE": node(place),  # they share a kernel, and could find that out
         }
-        for place in places
+        for rank, place in enumerate(places)
     ]  # fmt: skip
 
 
-def enter(namespace: str) -> None:
-    """This process into a network namespace. Before any thread is started. Raises OSError."""
+def enter(environ: Mapping[str, str]) -> None:
+    """This process into the node that it is placed on, if it is on one. Before any thread is
+    started. Raises OSError."""
+    if PROCESSOR in environ:
+        os.sched_setaffinity(0, [int(environ[PROCESSOR])])
+    namespace = environ.get(NAMESPACE)
+    if namespace is None:
+        return
     handle = os.open(f"/run/netns/{namespace}", os.O_RDONLY)
     try:
         if ctypes.CDLL(None, use_errno=True).setns(handle, _NEW_NETWORK):

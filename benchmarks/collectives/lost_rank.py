@@ -12,7 +12,7 @@ import sys
 import time
 from datetime import timedelta
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from muster_collectives.tools.bench.group import place
 
 LARGE = 16 << 20  # elements
@@ -21,8 +21,7 @@ OPEN_S = 10.0
 
 
 def main(backend: str, state: str, victim: int) -> None:
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     import torch
     import torch.distributed as dist
 

@@ -8,7 +8,7 @@ from contextlib import nullcontext
 from typing import NamedTuple
 
 from benchmarks.collectives.gates import Gate, Ratio, ratio, settled
-from benchmarks.collectives.links import links, placed, why_not
+from benchmarks.collectives.links import links, placed, unpaced, why_not
 from benchmarks.collectives.matrix_rank import VERBS
 from benchmarks.collectives.nodes_job import run
 from benchmarks.table import Bound, Row
@@ -48,6 +48,7 @@ def rows(rounds: int) -> Iterator[Row]:
             yield Row(f"all verbs, {layout}", "x", None, {}, (), reason)
             continue
         with links(layout.nodes) if layout.nodes > 1 else nullcontext():
+            unpaced(layout.nodes if layout.nodes > 1 else 0)
             found = _measured(layout, rounds)
         for verb in VERBS:
             yield _row(verb, layout, [each for each in found if each.case.verb == verb])

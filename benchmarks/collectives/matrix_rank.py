@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from muster_collectives.tools.bench.cases import GLOO, Result, read_spec
 from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
@@ -92,8 +92,7 @@ def _zeros(group: BenchGroup, count: int) -> Any:
 
 
 def main(spec_path: str, output: str) -> None:
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     spec = read_spec(spec_path)
     group = BenchGroup(*place())
     for case in spec.cases:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from muster_collectives.core import Communicator, DType, Op, Tuning, Verb, Wire, connect
 from muster_collectives.tools.bench.cases import LIMIT, Result, read_spec
 from muster_collectives.tools.bench.group import LIMIT_S, BenchGroup, measure, place
@@ -31,8 +31,7 @@ _EXACT = 0.02  # what 8-bit blocks may lose of a value
 
 
 def main(spec_path: str, output: str) -> None:
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     spec = read_spec(spec_path)
     group = BenchGroup(*place())
     store = TorchStore(group.store, "wires")

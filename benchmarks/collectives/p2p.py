@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from benchmarks.collectives.gates import Gate, judged, settled
-from benchmarks.collectives.links import links, placed, why_not
+from benchmarks.collectives.links import links, placed, unpaced, why_not
 from benchmarks.collectives.nodes_job import run_ranks
 from benchmarks.table import Bound, Row, under
 from muster_collectives.tools.bench.cases import (
@@ -55,6 +55,7 @@ def rows(rounds: int) -> Iterator[Row]:
         yield Row("sends and receives between nodes", "us", None, {}, (), reason)
         return
     with links(2):
+        unpaced(2)
         yield from _rows(_between, BETWEEN, (OURS, GLOO), rounds, "2 nodes")
 
 

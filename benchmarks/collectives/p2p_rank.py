@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from muster_collectives.tools.bench.cases import GLOO, MPI, Case, Result, read_spec
 from muster_collectives.tools.bench.group import BenchGroup, measure, place
 
@@ -123,8 +123,7 @@ def _bytes(group: BenchGroup, size: int) -> Any:
 
 
 def main(spec_path: str, output: str) -> None:
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     os.environ[_FLAG] = f"{output}.flag"
     spec = read_spec(spec_path)
     group = BenchGroup(*place())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from benchmarks.collectives.gates import Gate, judged, ratio, settled
-from benchmarks.collectives.links import links, placed, why_not
+from benchmarks.collectives.links import links, placed, unpaced, why_not
 from benchmarks.collectives.nodes_job import run
 from benchmarks.collectives.training import rows as training
 from benchmarks.table import Bound, Row
@@ -25,6 +25,7 @@ def rows(rounds: int) -> Iterator[Row]:
         return
     case = Case("all_reduce", "float32", SIZE_BYTES, (GLOO, DEFAULT, FOUR, LIMIT))
     with links(2):
+        unpaced(2)
 
         def measured(cases: list[Case]) -> list[Result]:
             return run(Spec(tuple(cases), rounds, BUDGET_S), placed(2, 1))

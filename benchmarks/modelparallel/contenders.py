@@ -408,7 +408,8 @@ ROWS: Mapping[str, Callable[..., Ways]] = {
     "pipeline": row_pipeline, "deepspeed": row_deepspeed, "ddp": row_ddp, "sharded": row_sharded,
     "checkpoint": row_checkpoint,
     "alone": row_alone,
-    "microbatches": row_microbatches, "microbatch": row_microbatch, "relay": row_relay, "simulated": row_simulated,
+    "microbatches": row_microbatches, "microbatch": row_microbatch,
+    "relay": row_relay, "simulated": row_simulated,
 }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ import time
 from array import array
 from typing import Any
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from muster_collectives.core import Communicator, DType, Op, Verb, init
 
 _BATCH_S = 0.3
@@ -18,8 +18,7 @@ _MOST = 200
 
 
 def main(verb: str, sizes: str, batches: str) -> None:
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     with init() as world:
         for size in map(int, sizes.split(",")):
             found = _measured(world, Verb[verb], size, int(batches))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from benchmarks.collectives.training.rows import (
     ALONE,
@@ -12,6 +13,7 @@ from benchmarks.collectives.training.rows import (
     GLOO,
     OURS,
     REGISTERED,
+    SILENT,
 )
 from benchmarks.collectives.training.steps import (
     Trained,
@@ -44,13 +46,23 @@ def _trained(group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]]) ->
         models = {
             OURS: Parallel(network(group, width, layers)),
             GLOO: Parallel(network(group, width, layers), process_group=group.gloo),
+            SILENT: Parallel(network(group, width, layers), process_group=group.gloo),
             ALONE: network(group, width, layers),
         }
+        models[SILENT].register_comm_hook(None, _sent_nowhere)
         steps = {name: step_of(group, model, width) for name, model in models.items()}
         for name in (OURS, GLOO):
             steps[name]()
         require_alike(group, models[OURS], models[GLOO])
         yield Trained(what, bytes_of(models[ALONE]), steps)
+
+
+def _sent_nowhere(_, bucket):  # type: ignore[no-untyped-def]  # DDP would look at the types
+    from torch.futures import Future
+
+    done: Any = Future()
+    done.set_result(bucket.buffer())
+    return done
 
 
 def registered(group: BenchGroup) -> Trained:

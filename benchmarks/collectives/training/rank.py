@@ -8,7 +8,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 
-from benchmarks.collectives.links import NAMESPACE, enter
+from benchmarks.collectives.links import enter
 from benchmarks.collectives.training import ddp, hooks, sharded
 from benchmarks.collectives.training.steps import Trained, require_ways
 from muster_collectives.tools.bench.cases import Case, Result, encode_result
@@ -25,8 +25,7 @@ BUDGET_S = 2.0
 
 def main(part: str, rounds: int, output: str) -> None:
     warnings.filterwarnings("ignore")
-    if NAMESPACE in os.environ:
-        enter(os.environ[NAMESPACE])
+    enter(os.environ)
     group = BenchGroup(*place())
     for each in PARTS[part](group):
         require_ways(group, each.steps)

@@ -20,6 +20,7 @@ from muster_collectives.tools.bench.launch import start
 # memory; torch's own hook over our group; a step over gloo that sends float32
 OURS, GLOO, ALONE = "muster", "gloo", "alone"
 REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
+SILENT = "no sums"  # DDP whose buckets go nowhere
 # `Case.verb` of a step says what is trained how
 DDP, DDP_REGISTERED = "DDP", "DDP, gradients in registered memory"
 DDP_NODES = "DDP between 2 nodes of one rank,"
@@ -32,6 +33,7 @@ FASTER = 1.1
 _FASTER = (Gate(GLOO, OURS, FASTER, "a step"),)
 _STEP = (Gate(GLOO, OURS, 1.5, "a step"), Gate(GLOO, OURS, 3, beyond=ALONE))
 _GRADIENTS = "{mib:.1f} MiB of gradients"
+_MOST = "no sums: DDP's own work alone, which no backend can beat"
 _PARAMETERS = "{mib:.0f} MiB of parameters"
 
 
@@ -46,11 +48,11 @@ class Kind(NamedTuple):
 
 
 _KINDS: Mapping[str, Kind] = {
-    DDP: Kind((Gate(GLOO, OURS, 1, "a step"),), _GRADIENTS),
+    DDP: Kind((Gate(GLOO, OURS, 1, "a step"),), _GRADIENTS, _MOST),
     DDP_REGISTERED: Kind(
         tuple(gate._replace(faster=REGISTERED) for gate in _STEP), _GRADIENTS, shown=REGISTERED
     ),
-    DDP_NODES: Kind((Gate(GLOO, OURS, 1.3, "a step"),), _GRADIENTS),
+    DDP_NODES: Kind((Gate(GLOO, OURS, 1.3, "a step"),), _GRADIENTS, _MOST),
     FSDP1: Kind(_FASTER, _PARAMETERS),
     FSDP2: Kind((*_FASTER, Gate(GLOO, REGISTERED, FASTER, "a step")), _PARAMETERS),
     TENSOR: Kind(_FASTER, "MLPs split in columns and rows, {mib:.0f} MiB of activations"),

@@ -88,6 +88,19 @@ def test_without_a_core_on_one_rank_all_use_gloo_and_one_line_says_why_and_the_f
     assert "(fix: install muster-parallel from its wheel" in line
 
 
+LATE_S = 1.5
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_who_waits_for_a_late_rank_says_nothing_of_it(late: int, tmp_path: Path) -> None:
+    script = tmp_path / "late.py"
+    wait = "import os, time; time.sleep(float(os.environ['LATE_S']))\n"
+    script.write_text(ONE_SUM.replace("for group", f"{wait}for group"))
+    given = [{"LATE_S": str(LATE_S if rank == late else 0.0)} for rank in range(3)]
+    ends = run_script([str(script)], 3, environ_of=given, limit_s=TEST_S / 2)
+    assert [(end.code, end.err) for end in ends] == [(0, "")] * 3
+
+
 def test_what_rank_0_says_at_the_last_moment_is_heard_by_the_ranks_that_wait_for_it() -> None:
     """How the making of a group ended: rank 0's answer comes when their own time is just over."""
     import torch.distributed as dist

@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from benchmarks.collectives.gates import Gate, median_of, pooled, ratio, row, settled, undecided
-from muster_collectives.doctor import troubles
+from muster_collectives.doctor import congestion, troubles
 from muster_collectives.tools.bench.cases import (
     Case,
     Result,
@@ -134,6 +134,12 @@ def test_doctor_names_neighbours_that_share_no_memory() -> None:
     assert troubles(named) == []
 
 
+def test_doctor_says_how_to_end_a_congestion_control_that_paces() -> None:
+    assert congestion("cubic") == ["TCP's congestion control: cubic"]
+    line, advice = congestion("bbr")
+    assert line.endswith("bbr") and "sysctl net.ipv4.tcp_congestion_control=cubic" in advice
+
+
 @pytest.mark.parametrize("words", [("bench",), ("bench", "--tune"), ("doctor",)])
 def test_without_a_compiled_core_a_tool_says_why_and_the_fix_and_measures_nothing(
     words: tuple[str, ...], tmp_path: Path
@@ -196,6 +202,8 @@ def test_bench_measures_prints_writes_and_draws(tmp_path: Path) -> None:
 
 def test_doctor_says_how_each_pair_is_joined() -> None:
     out = tool("doctor", "--ranks", "3")
+    control = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
+    assert f"\nTCP's congestion control: {control}\n" in out
     for pair in ("0 and 1", "0 and 2", "1 and 2"):
         assert f"ranks {pair}: shared memory" in out
 

@@ -17,6 +17,7 @@ import pytest
 from moto.server import ThreadedMotoServer
 
 from muster.submit import batch
+from muster.submit.values import RUNNING, JobState, Submitted
 from tests.launcher.elsewhere.submitting import Said, submit
 
 SIZE = ("--set", "queue=gpus", "--set", "vcpus=8", "--set", "memory=60000")
@@ -323,3 +324,16 @@ def test_without_boto3_the_extra_is_named(tmp_path: Path) -> None:
     (tmp_path / "boto3.py").write_text("raise ImportError")
     said = submit(tmp_path, *WORDS, environ={"PYTHONPATH": str(tmp_path)})
     assert said.code == 2 and "muster-training[batch]" in said.err
+
+
+def test_a_job_that_batch_leaves_out_of_an_answer_is_asked_for_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As it does for seconds after a job was submitted, and now and then later."""
+    told = {"jobId": "j-1", "status": "RUNNING", "statusReason": "it runs"}
+    answers: list[list[dict[str, Any]]] = [[], [told]]
+    monkeypatch.setattr(batch, "_client", lambda *_: None)
+    monkeypatch.setattr(batch, "_answer", lambda *_, **__: {"jobs": answers.pop(0)})
+    assert batch.state(Submitted("batch", "j-1", "train", 1, "")) == JobState(
+        RUNNING, None, "it runs"
+    )

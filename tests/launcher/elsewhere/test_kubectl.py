@@ -120,6 +120,28 @@ def test_what_the_cluster_refuses_leaves_nothing(cluster: Cluster, dry: bool) ->
     assert any("dryRun" not in one.query for one in cluster.asked) != dry
 
 
+def kept(run: Path) -> dict[Path, bytes]:
+    """All files of a run, but the one that locks it."""
+    files = [path for path in run.rglob("*") if path.is_file() and path.name != ".muster-run"]
+    return {path: path.read_bytes() for path in files}
+
+
+def test_an_earlier_run_stays_where_the_cluster_refuses_the_new_one(cluster: Cluster) -> None:
+    submitted(cluster)
+    assert asked(cluster, "--cancel", "run").code == 0
+    run = cluster.kubeconfig.parent / "run"
+    (run / "algo-1/opt/ml/model").mkdir(parents=True)
+    (run / "algo-1/opt/ml/model/weights").write_text("of days")
+    before = kept(run)
+    cluster.refusals["jobs", False] = (403, "no")
+    words = ("--on", "kubernetes", "--image", "train:1", "--output", "run", "--overwrite")
+    assert asked(cluster, *words).code == 2
+    assert kept(run) == before
+    cluster.refusals.clear()
+    assert asked(cluster, *words).code == 0
+    assert not [*run.rglob("weights")] and not (run / ".earlier").exists()
+
+
 def test_a_hook_that_knows_no_dry_run_does_not_stand_in_the_way(cluster: Cluster) -> None:
     cluster.refusals["jobs", True] = (400, 'webhook "x" does not support dry run')
     submitted(cluster)
@@ -302,9 +324,22 @@ def test_other_kinds_are_made_asked_and_taken_away(cluster: Cluster, kind: str) 
     assert reference["kind"].lower() == kind and "/" in reference["apiVersion"]
     done = {"type": "Completed" if kind == "jobset" else "Complete", "status": "True"}
     cluster.kept[f"{kind}s", job]["status"] = {"conditions": [done]}
-    assert "succeeded" in asked(cluster, "--status", "run").out
-    assert asked(cluster, "--cancel", "run").code == 0
+    cancelled = asked(cluster, "--cancel", "run")
+    assert cancelled.code == 0 and "nothing to cancel" in cancelled.err, cancelled.err
     assert cluster.made() == []
+    assert "succeeded" in asked(cluster, "--status", "run").out
+    assert "succeeded" in muster(cluster, "history", "show", "run").out
+
+
+def test_a_folder_of_the_same_path_elsewhere_is_another_job(cluster: Cluster) -> None:
+    """Runners of CI have the same paths, and neither touches the other's objects."""
+    first = submitted(cluster)
+    before = cluster.made()
+    shutil.rmtree(cluster.kubeconfig.parent / "run")
+    assert submitted(cluster) != first
+    assert set(before) < set(cluster.made())
+    assert asked(cluster, "--cancel", "run").code == 0
+    assert cluster.made() == before
 
 
 def test_questions_go_to_the_leaders_pod(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,7 +70,7 @@ FAILS = """
 
 
 @pytest.mark.parametrize("backend", ["gloo", "muster"])
-@pytest.mark.promise("F68")
+@pytest.mark.promise("F76")
 def test_an_exception_on_one_rank_ends_all_within_seconds(backend: str) -> None:
     parameters = {"ddp": True, "microbatches": 2, "ddp_dist_backend": ASKED[backend]}
     ends = run_ranks(FAILS, 2, parameters=parameters, limit_s=LIMIT_S)

@@ -59,6 +59,8 @@ def test_a_slow_stage_is_named_with_the_plan_that_gains(tmp_path: Path) -> None:
     )  # fmt: skip
     before = results(ends)
     said = [line for line in ends[0].out.splitlines() if "after 20 steps" in line]
+    phases = re.findall(r"modelparallel: (\w+): \d+\.\d s", ends[0].out)
+    assert phases == ["probe", "plan", "proof", "move"], words_of(ends)
     figure = r"\d+\.\d\d \(\d+\.\d\d\)"
     words = rf"a microbatch stage 0 {figure}, stage 1 {figure}; a step {figure}"
     assert len(said) == 1 and re.search(words, said[0]), words_of(ends)

@@ -248,6 +248,24 @@ def checkpoints_go_from_one_that_cuts_to_one_that_does_not_and_back() -> None:
             assert_close(model.state_dict(), wanted)
 
 
+def a_state_that_is_cut_may_be_left_out() -> None:
+    given = batches(3)
+    for kind in ({}, {"bf16": True}):
+        begin(**kind)
+        model, optimizer = wrapped()
+        steps(model, optimizer, given)
+        wanted = copy.deepcopy(dict(model.state_dict()))
+        smp.save_checkpoint(sys.argv[1], "left out", True, model, optimizer)
+        for degree in (DEGREE, 1):
+            begin(degree, **kind)
+            model, optimizer = wrapped()
+            steps(model, optimizer, given[:1])
+            smp.resume_from_checkpoint(sys.argv[1], load_sharded_optimizer_state=False)
+            assert same(dict(model.state_dict()), wanted)
+            taken = {int(state["step"]) for state in optimizer.state.values()}
+            assert taken == {1 if degree == DEGREE else 3}, taken
+
+
 def a_save_in_the_background_has_the_values_of_its_begin() -> None:
     begin()
     model, optimizer = wrapped()
@@ -723,6 +741,7 @@ CHECKS = [
     whole_states_are_those_of_a_job_that_cuts_nothing,
     states_go_from_one_that_cuts_to_one_that_does_not_and_back,
     checkpoints_go_from_one_that_cuts_to_one_that_does_not_and_back,
+    a_state_that_is_cut_may_be_left_out,
     a_save_in_the_background_has_the_values_of_its_begin,
     a_rank_that_cannot_write_is_an_error_on_all,
     parts_of_states_are_for_the_rank_that_saved_them,

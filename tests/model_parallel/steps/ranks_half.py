@@ -226,12 +226,34 @@ def what_a_script_writes_past_autograd_counts() -> None:
     assert all(bool((one == 0.25).all()) for one in model.local_parameters())
 
 
+def a_state_that_is_divided_may_be_left_out() -> None:
+    """And master weights are not."""
+    given = batches(2, torch.bfloat16)
+    model, optimizer = wrapped()
+    steps(model, optimizer, given)
+    wanted = copy.deepcopy(masters_of(model, optimizer))
+    for in_pieces in (False, True):
+        smp.save_checkpoint(
+            sys.argv[1], f"{in_pieces}", True, model, optimizer, in_pieces=in_pieces
+        )
+    for tag in ("False", "True"):
+        begin("bf16")
+        model, optimizer = wrapped()
+        steps(model, optimizer, given[:1])  # cuts the model
+        smp.resume_from_checkpoint(sys.argv[1], tag, load_sharded_optimizer_state=False)
+        found = masters_of(model, optimizer)
+        assert all(torch.equal(one, wanted[name]) for name, one in found.items())
+        steps_taken = {int(state["step"]) for state in optimizer.state.values()}
+        assert steps_taken == {1 if optimizer.is_sharded else 2}, steps_taken
+
+
 CHECKS = (
     what_a_script_writes_past_autograd_counts,
     a_model_trains_as_with_master_weights_of_one_process,
     steps_that_rounding_would_lose_add_up,
     an_overflow_of_one_stage_skips_the_step_of_all,
     a_checkpoint_goes_on_with_the_same_bits,
+    a_state_that_is_divided_may_be_left_out,
     parameters_that_the_script_changes_are_taken_as_they_are,
     a_closure_is_refused,
 )

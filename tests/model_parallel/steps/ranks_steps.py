@@ -707,6 +707,25 @@ def checkpointed_modules_drop_what_they_drop_without_checkpoints() -> None:
     torch.testing.assert_close(*found)
 
 
+def a_cut_may_come_within_modules_that_are_checkpointed_together() -> None:
+    for strategy in ("contiguous", "group_2", "group_4"):
+        over()
+        begin()
+        net = chain(nn.Dropout(0.0))
+        model, whole = wrapped(net)
+        smp.set_activation_checkpointing(net, strategy=strategy)
+        for _ in range(2):
+            x, y = batch()
+            trained(model, x, y)
+            train_whole(whole, x, y)
+        agree(model, whole)
+        linear = next(one for one in model.local_modules() if isinstance(one, nn.Linear))
+        calls = []
+        linear.register_forward_pre_hook(lambda *_: calls.append(1))  # noqa: B023
+        trained(model, *batch())
+        assert len(calls) == 2 * MICROBATCHES, (strategy, len(calls))  # and once more in backward
+
+
 # --- what is refused
 
 
@@ -1023,6 +1042,7 @@ CHECKS = (
     the_default_device_holds_in_the_step_function,
     checkpointed_modules_have_the_gradients_of_the_whole_model,
     checkpointed_modules_drop_what_they_drop_without_checkpoints,
+    a_cut_may_come_within_modules_that_are_checkpointed_together,
     a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not,
     the_model_outside_a_step_function_is_refused,
     a_model_with_too_few_units_is_refused_on_all_ranks,

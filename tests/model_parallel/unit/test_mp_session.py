@@ -264,3 +264,43 @@ def test_only_what_weights_only_cannot_read_is_pickled():
     assert found[0] is found
     with pytest.raises(Exception, match="pickle"):
         encode(lambda: None)
+
+
+@pytest.mark.torch
+def test_a_seed_says_what_is_drawn_after_init():
+    import torch
+
+    from tests.model_parallel.support.alone import alone
+
+    def drawn(**seed):
+        torch.manual_seed(1)
+        with alone(**seed):
+            return torch.nn.Linear(2, 2).weight.tolist()
+
+    assert drawn(random_seed=7) == drawn(random_seed=7) != drawn(random_seed=8)
+    torch.manual_seed(1)
+    wanted = torch.nn.Linear(2, 2).weight.tolist()
+    assert drawn() == wanted  # without it the script's own counts
+
+
+@pytest.mark.torch
+def test_what_has_no_effect_or_is_elsewhere_here_says_so_once(caplog, tmp_path):
+    import torch
+
+    import muster_modelparallel as smp
+    from tests.model_parallel.support.alone import alone
+
+    with caplog.at_level(logging.WARNING, logger="muster_modelparallel"), alone():
+        with smp.model_creation(zero_init=True):
+            net = torch.nn.Linear(2, 2)
+        model = smp.DistributedModel(net, trace_memory_usage=True)
+        for tag in ("one", "two"):
+            smp.save_checkpoint(str(tmp_path), tag, model=model, translate_if_full=False)
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), 0.1))
+        for name in ("fp32_partitioned_groups_flat", "ds_param_shard_group"):
+            with pytest.raises(AttributeError, match=f"no optimizer.{name}, .* use "):
+                getattr(optimizer, name)
+            assert not hasattr(optimizer, name)  # which is how scripts ask
+    said = ["zero_init has", "trace_execution_times and trace_memory_usage have",
+            "translate_if_full has"]  # fmt: skip
+    assert [each.partition(" no effect: ")[0] for each in caplog.messages] == said

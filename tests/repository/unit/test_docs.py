@@ -21,10 +21,12 @@ from muster.types.deadlines import RANGES, Deadlines, variable
 from muster.types.job import Program
 from muster.types.machine import Machine
 from muster.types.run_files import OF_A_HOST, SUMMARY
+from muster_modelparallel.run import own_variables
 from tests.support.mltree import PROGRAM, TWO_GROUPS, write_tree
 
 ROOT = Path(__file__).resolve().parents[3]
 SOURCE = ROOT / "toolkit" / "launcher" / "src" / "muster"
+MODEL_PARALLEL = ROOT / "toolkit" / "parallel" / "src" / "muster_modelparallel"
 NOT_OURS = {"muster-runs", "build", "dist", "node_modules"}
 FAMILIES = ("SM_HP_", "SM_CHANNEL_")
 
@@ -63,7 +65,7 @@ def documented(prefix: str) -> set[str]:
 def texts() -> tuple[str, ...]:
     """Every constant text of the code but docstrings, adjacent literals joined."""
     found: list[str] = []
-    for path in SOURCE.rglob("*.py"):
+    for path in (*SOURCE.rglob("*.py"), *MODEL_PARALLEL.rglob("*.py")):
         nodes = list(ast.walk(ast.parse(path.read_text(encoding="utf-8"))))
         alone = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}
         for node in nodes:
@@ -88,6 +90,7 @@ def exported(folder: Path) -> set[str]:
 
 def test_every_setting_is_documented_and_every_documented_one_exists() -> None:
     assert documented("MUSTER_") == set(KNOWN)
+    assert documented("MODELPARALLEL_") == set(own_variables.KNOWN)
 
 
 def test_every_variable_of_ours_that_the_code_names_is_explained() -> None:

@@ -15,10 +15,14 @@ CALLS = {"pytest.mark.promise", "case"}  # `case` makes the rows of test_bad_inp
 LATER = {"F45", "F46"}
 
 
-def promised() -> set[str]:
+def listed() -> list[str]:
     """The ids in the first column of the page's tables."""
     cells = re.findall(r"^\| ([FBHSE]\d\d(?: [FBHSE]\d\d)*) \|", PAGE.read_text(), re.MULTILINE)
-    return {name for cell in cells for name in cell.split()}
+    return [name for cell in cells for name in cell.split()]
+
+
+def promised() -> set[str]:
+    return set(listed())
 
 
 def marked(path: Path) -> Iterator[str]:
@@ -47,3 +51,8 @@ def test_the_page_is_read_as_it_is_written() -> None:
     """A table that no expression matched would promise nothing."""
     assert {"F01", "F63", "B05", "B50", "S19"} <= promised()
     assert len(promised()) > 80
+
+
+def test_an_id_is_that_of_one_promise() -> None:
+    ids = listed()
+    assert len(ids) == len(set(ids)), sorted(name for name in ids if ids.count(name) > 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -65,3 +66,42 @@ def test_a_script_that_comes_to_no_step_has_failed(start: Start, home: Path) -> 
     result = run.wait()
     assert result.code == 106
     assert "train.py came to no step that trains a model: nothing was planned" in result.err
+
+
+def test_muster_plan_does_the_same_for_a_script_and_for_a_folder_of_its_request(
+    start: Start, home: Path
+) -> None:
+    with (home / "train.py").open("a") as script:
+        script.write("print('has', os.listdir(os.environ['SM_CHANNEL_TRAIN']), sys.argv[1:])\n")
+    base = home / "opt/ml"
+    data = base / "input/data/train"
+    for folder in (data, base / "input/config", base / "code"):
+        folder.mkdir(parents=True)
+    (data / "rows.csv").touch()
+    (home / "train.py").rename(base / "code/train.py")
+    sent = {"lr": 0.5, "mp_parameters": PARAMETERS, "name": "a b"}
+    request: dict[str, Mapping[str, object]] = {
+        "hyperparameters": {name: json.dumps(value) for name, value in sent.items()}
+        | {"sagemaker_program": "train.py", "sagemaker_mpi_enabled": "true",
+           "sagemaker_mpi_num_of_processes_per_host": "8"},
+        "resourceconfig": {"current_host": "algo-1", "hosts": ["algo-1", "algo-2", "algo-3"]},
+        "inputdataconfig": {"train": {"TrainingInputMode": "File"}},
+    }  # fmt: skip
+    for name, document in request.items():
+        (base / "input/config" / f"{name}.json").write_text(json.dumps(document))
+    of_script = (
+        str(base / "code/train.py"), "--hosts", "3", "--channel", f"train={data}",
+        "--distribution", asked(mpi={"enabled": True, "processes_per_host": 8}),
+        "--hyperparameter", "lr=0.5", "--hyperparameter", "name=a b",
+    )  # fmt: skip
+    for options in (of_script, ("--base-dir", str(base))):
+        result = start(home, (*options, "--model", *PROCESS), verb="plan").wait()
+        assert result.code == 0, result.err
+        said = [line.partition("] ")[2] or line for line in result.out.splitlines()]
+        (given,) = [line for line in said if line.startswith("given ")]
+        assert json.loads(given.removeprefix("given ")) == {
+            "MODELPARALLEL_RANKS": "24", "SM_HP_LR": "0.5",
+            "SM_HP_MP_PARAMETERS": json.dumps(PARAMETERS),
+        }  # fmt: skip
+        assert "has ['rows.csv'] ['--lr', '0.5', '--name', 'a b']" in said
+        assert "model-plan.html" in result.err

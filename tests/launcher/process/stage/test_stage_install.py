@@ -141,7 +141,7 @@ def with_torch(desk: Desk) -> Desk:
     return desk.put(train_py="")
 
 
-@pytest.mark.promise("F65")
+@pytest.mark.promise("F77")
 @pytest.mark.parametrize("target", [False, True], ids=["in place", "target"])
 @pytest.mark.slow
 def test_requirements_that_need_another_torch_are_refused_with_both_sides(
@@ -180,7 +180,7 @@ def test_a_conflict_with_constraints_of_the_users_own_is_not_laid_to_torch(
     assert "torch" not in error.headline + error.fix
 
 
-@pytest.mark.promise("F65")
+@pytest.mark.promise("F77")
 @pytest.mark.skipif(os.uname().machine != "x86_64", reason="elsewhere the index builds for CPU")
 def test_a_torchvision_that_cannot_work_with_the_images_torch_ends_the_job_before_it_trains(
     with_torch: Desk,

@@ -82,7 +82,7 @@ class LocalRun:
     `check_invariants` says afterwards whether what holds for every job held for this one.
     `environ`: what its environment has beyond this process's.
     `terminal`: is its stdin, stdout and stderr, and hangs it up when its other end is closed.
-    `output`: its run folder.
+    `output`: its run folder. `verb`: the command of muster, which does what `local` does.
     """
 
     def __init__(
@@ -95,6 +95,7 @@ class LocalRun:
         stdout: int | None = None,
         terminal: int | None = None,
         output: Path | None = None,
+        verb: str = "local",
     ) -> None:
         self.mark = uuid.uuid4().hex
         self.folder = output or home / f"run-{self.mark[:8]}"
@@ -106,7 +107,7 @@ class LocalRun:
         # short, since the path of a socket in it is limited; everybody's, as /tmp is
         self.temp = Path(tempfile.mkdtemp(prefix="run-", dir="/tmp"))
         self.temp.chmod(0o1777)
-        command = [*wrapper, python, "-m", "muster", "local"]
+        command = [*wrapper, python, "-m", "muster", verb]
         self.environ = {
             **FAST,
             MARK: self.mark,

@@ -112,6 +112,9 @@ def test_a_script_is_planned_with_the_options_of_a_run_and_nothing_is_left(
     [
         (["--hosts", "2"], "--hosts needs a SCRIPT"),
         (["--memory", "1g"], "--memory needs a SCRIPT"),
+        (["--base-dir", ".", "--model", "--hosts", "2"], "--hosts needs a SCRIPT"),
+        (["--model"], "--model needs a SCRIPT or --base-dir DIR"),
+        (["--base-dir", ".", "--model", "--environment"], "two different plans"),
         (["nothing.py"], "no file 'nothing.py'"),
         (["code/train.py", "--base-dir", "."], "two different requests"),
         (["."], "did you mean --base-dir .?"),

@@ -13,7 +13,7 @@ import pytest
 from muster.arguments import UsageError
 from muster.commands.parser import main
 from muster.local.record.layout import BATCH_SCRIPT
-from muster.submit import slurm_script
+from muster.submit import folder, slurm_script
 from muster.submit.values import Submission
 from tests.launcher.unit.submit.test_submit_arguments import base
 from tests.support.waiting import within
@@ -282,3 +282,22 @@ def test_a_folder_of_a_job_that_may_begin_is_not_overwritten(
     assert main([*words, "--overwrite"]) == 2
     assert "muster submit --cancel" in capsys.readouterr().err
     assert Path("run/submitted.json").read_text() == kept
+
+
+def test_a_job_that_has_ended_is_not_looked_up_by_its_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Another job may have it by now, and be cancelled in its place."""
+    sbatch(tmp_path, monkeypatch)
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    kept = folder.read(str(Path("run").resolve()))
+    assert kept is not None
+    folder.keep_code(kept, 0)
+    for client in ("squeue", "scontrol", "scancel"):
+        (tmp_path / client).write_text("#!/bin/sh\necho RUNNING None; touch asked\n")
+        (tmp_path / client).chmod(0o755)
+    assert main(["submit", "--status", "run"]) == 0
+    assert main(["submit", "--cancel", "run"]) == 0
+    said = capsys.readouterr()
+    assert "succeeded" in said.out and "nothing to cancel" in said.err
+    assert not Path("asked").exists()

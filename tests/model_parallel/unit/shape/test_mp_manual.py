@@ -57,9 +57,9 @@ def test_a_return_to_a_rank_becomes_another_stage_of_it(
 @pytest.mark.parametrize(
     ("order", "ranks", "found"),
     [
-        ("000000", 2, "partition 1 of 2 has no units"),
+        ("000000", 2, "partition 1 of 2 has no units.*; give modules .* partition 1, or use fewer"),
         ("000222", 2, "partition 1 of 2 has no units"),
-        ("001122", 2, "there is no partition 2, only 2: 0: a to b; 1: c to d; 2: e to f"),
+        ("001122", 2, "no partition 2, only 2: 0: a to b; 1: c to d; 2: e to f; name one of 0"),
     ],
 )
 def test_a_rank_without_units_is_refused(order: str, ranks: int, found: str) -> None:

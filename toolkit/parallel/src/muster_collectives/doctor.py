@@ -37,6 +37,12 @@ _SMALL_PAGES = (
     "  Fix, as root: `sysctl vm.nr_hugepages=N` (of 2 MiB, for the memory of all ranks), or\n"
     "  `echo advise > /sys/kernel/mm/transparent_hugepage/shmem_enabled`"
 )
+_CONGESTION = "/proc/sys/net/ipv4/tcp_congestion_control"
+_PACED = (
+    "between nodes each packet waits for a timer: on links that no processor fills, large sums\n"
+    "  take twice as long as with cubic (the network's owner may have chosen it for long ways)\n"
+    "  Fix, as root, on all hosts: `sysctl net.ipv4.tcp_congestion_control=cubic`"
+)
 _LIMIT_S = 60.0
 _UNTUNED = "the defaults (bench --tune writes a file)"
 _APART = (
@@ -119,6 +125,7 @@ def _own(settings: Settings) -> list[str]:
         f"processors: {machine.processors()}, last cache {machine.cache_bytes() >> 20} MiB",
         f"/dev/shm: {shm} (not needed: memory is shared through memfd)",
         *_huge_pages(),
+        *congestion(_read(_CONGESTION)),
         f"torch: {torch}",
         f"tuned sizes: {path if os.path.exists(path) else _UNTUNED}",
         "sizes: " + ", ".join(f"{name}={value}" for name, value in encode(settings.tuning).items()),
@@ -132,8 +139,8 @@ def _own(settings: Settings) -> list[str]:
 def _huge_pages() -> list[str]:
     """What there is, and how registered memory gets some where it has none."""
     free = 0
-    with suppress(OSError, ValueError):
-        free = int(Path(_FREE_HUGE_PAGES).read_text(encoding="ascii"))
+    with suppress(ValueError):
+        free = int(_read(_FREE_HUGE_PAGES))
     chosen = [_chosen(each) for each in _HUGE_PAGES]
     line = f"huge pages: {'; '.join(chosen)}; {free} of 2 MiB reserved and free"
     if free or chosen[1].split()[-1] not in ("never", "deny", "unknown"):
@@ -141,13 +148,23 @@ def _huge_pages() -> list[str]:
     return [line, _SMALL_PAGES]
 
 
+def congestion(name: str) -> list[str]:
+    """What TCP spaces its packets by, and what that costs (pure)."""
+    line = f"TCP's congestion control: {name or 'unknown'}"
+    return [line, _PACED] if name.startswith("bbr") else [line]
+
+
 def _chosen(path: str) -> str:
     """`always [madvise] never` as `enabled madvise`."""
-    try:
-        text = Path(path).read_text(encoding="ascii")
-    except OSError:
-        return f"{Path(path).name} unknown"
-    return f"{Path(path).name} {text.partition('[')[2].partition(']')[0]}"
+    chosen = _read(path).partition("[")[2].partition("]")[0]
+    return f"{Path(path).name} {chosen or 'unknown'}"
+
+
+def _read(path: str) -> str:
+    """ "" where it cannot be read."""
+    with suppress(OSError):
+        return Path(path).read_text(encoding="ascii").strip()
+    return ""
 
 
 def _options() -> argparse.Namespace:

@@ -85,7 +85,7 @@ def _target(job: Job, program: Program, environ: Mapping[str, str]) -> str:
     """Where staging would install requirements to, "" for the interpreter's own folder."""
     from muster.stage.python.install import target_of
 
-    folder, _ = _local_code(job)
+    folder, _ = local_code(job)
     there = program._replace(code_dir=folder or program.code_dir)
     return target_of(there, job.settings, environ, job.paths.base)
 
@@ -98,7 +98,7 @@ def assumed_program(job: Job) -> tuple[Program, str]:
     from muster.stage.code.program import decide
 
     where = job.origins.get("program", "program")
-    folder, runs_in = _local_code(job)
+    folder, runs_in = local_code(job)
     # staging may set the execute bit of what it copies, so nothing is said against that here
     if folder and (folder == runs_in or job.program.endswith((".py", ".sh"))):
         found = decide(folder, job.program, job.arguments, where, ours=False)
@@ -108,7 +108,7 @@ def assumed_program(job: Job) -> tuple[Program, str]:
     return program, f"{job.program} runs as a {kind}: its code is not here to look at"
 
 
-def _local_code(job: Job) -> tuple[str, str]:
+def local_code(job: Job) -> tuple[str, str]:
     """The folder that holds the code now, "" when only `train` will fetch it, and where it runs."""
     code, source = job.paths.code, job.source.removeprefix("file://")
     if not source or (os.path.isdir(code) and os.listdir(code)):

@@ -1,5 +1,6 @@
 """`muster plan`: what `train` would do, for a script with the options of `muster local` or for a
-folder of SageMaker's files; it starts nothing of it.
+folder of SageMaker's files; it starts nothing of it, but for `--model`, which runs the script up
+to its first step.
 
 It reads and probes as `train` does, but fetches no code and asks no other host: the others are
 assumed to be like this machine, and the output says so.
@@ -8,6 +9,7 @@ assumed to be like this machine, and the output says so.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 from collections.abc import Callable, Mapping
@@ -21,7 +23,10 @@ from muster.types.masking import Masker
 USAGE = """muster plan SCRIPT [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
        muster plan SCRIPT --engine NAME [OPTIONS OF muster run] [-- ARGUMENTS OF THE SCRIPT]
        muster plan SCRIPT --model [OPTIONS OF muster local] [-- ARGUMENTS OF THE SCRIPT]
+       muster plan --base-dir DIR --model [OPTIONS OF muster local THAT DO NOT DESCRIBE THE JOB]
        muster plan [--base-dir DIR]"""
+OF_THE_JOB = ("--source-dir", "--hosts", "--instance-groups", "--processes-per-host",
+              "--distribution", "--hyperparameter", "--channel", "--instance-type")  # fmt: skip
 EXAMPLES = """\
 examples:
   muster plan train.py --hosts 2 --distribution torch_distributed     a run of `muster local`
@@ -53,8 +58,8 @@ def add_arguments(parser: Parser) -> None:
     parser.add_argument(
         "--model",
         action="store_true",
-        help="run SCRIPT as one process up to the first step of its model, and plan the split of "
-        "the model for the job: as `muster local --model-plan`",
+        help="run the script as one process up to the first step of its model, and plan the split "
+        "of the model for the job: as `muster local --model-plan`",
     )
     add_options(parser)
     add_engine_options(parser)
@@ -65,11 +70,13 @@ def run(args: argparse.Namespace) -> int:
 
     Raises UsageError for a command line that cannot be obeyed.
     """
+    if args.model and args.environment:
+        raise UsageError("--environment and --model are two different plans", "ask for one")
     if args.script is not None or args.module is not None:
         return _run_for_script(args)
     _refuse_options_of_a_run(args)
-    if args.model:
-        raise UsageError("--model needs a SCRIPT", "muster plan SCRIPT --model [OPTIONS]")
+    if args.model and not args.base_dir:
+        raise UsageError("--model needs a SCRIPT or --base-dir DIR", "muster plan SCRIPT --model")
     environ = dict(os.environ)
     if args.base_dir:
         if not os.path.isdir(args.base_dir):
@@ -79,6 +86,8 @@ def run(args: argparse.Namespace) -> int:
                 "muster plan SCRIPT",
             )
         environ["SAGEMAKER_BASE_DIR"] = os.path.abspath(args.base_dir)
+    if args.model:
+        return _plan_model_of_folder(args, environ)
     return _show(args, environ, asked=bool(args.base_dir))
 
 
@@ -96,8 +105,6 @@ def _run_for_script(args: argparse.Namespace) -> int:
     if args.model:
         from muster.local.command import launched
 
-        if args.environment:
-            raise UsageError("--environment and --model are two different plans", "ask for one")
         return launched(args, model_plan=True)
     try:
         with on_engine(args) if _of_engine(args) else dry_run(args) as dry:
@@ -106,6 +113,33 @@ def _run_for_script(args: argparse.Namespace) -> int:
         # the file's name is no secret
         environ = {name: text for name, text in os.environ.items() if name != SECRET_FILE}
         return _refused(args, environ, error)
+
+
+def _plan_model_of_folder(args: argparse.Namespace, environ: Mapping[str, str]) -> int:
+    """As for SCRIPT, with the options that say what the folder's files say."""
+    from muster.commands.preview import local_code
+    from muster.contract.request.read import read_job
+    from muster.local.command import launched
+
+    try:
+        job = read_job(environ)
+    except MusterError as error:
+        return _refused(args, environ, error)
+    code, _ = local_code(job)
+    if not os.path.isdir(code) or not job.program:
+        what = f"the code of the job is not here: {job.source or job.function or job.paths.code}"
+        raise UsageError(what, f"unpack it into {job.paths.code}, or name its SCRIPT")
+    documents = job.documents
+    sent = {**documents.hyperparameters, **documents.framework_parameters}
+    channels = {name: os.path.join(job.paths.data, name) for name in documents.input_data_config}
+    described = {
+        "script": job.program,
+        "source_dir": code,
+        "hosts": len(job.cluster.distribution),
+        "hyperparameter": [f"{name}={json.dumps(value)}" for name, value in sent.items()],
+        "channel": [f"{name}={path}" for name, path in channels.items() if os.path.isdir(path)],
+    }
+    return launched(argparse.Namespace(**{**vars(args), **described}), model_plan=True)
 
 
 def _of_engine(args: argparse.Namespace) -> bool:
@@ -124,11 +158,12 @@ def _of_engine(args: argparse.Namespace) -> bool:
 
 
 def _refuse_options_of_a_run(args: argparse.Namespace) -> None:
-    """Without SCRIPT the folder's files say all that they would say."""
+    """Without SCRIPT the folder's files say all that they would say; `--model` runs it."""
     from muster.elsewhere.command import add_engine_options
     from muster.local.command import options_given
 
-    if given := [*options_given(args), *options_given(args, add_engine_options)]:
+    of_run = [name for name in options_given(args) if not args.model or name in OF_THE_JOB]
+    if given := [*of_run, *options_given(args, add_engine_options)]:
         raise UsageError(f"{given[0]} needs a SCRIPT", "muster plan SCRIPT [OPTIONS]")
 
 

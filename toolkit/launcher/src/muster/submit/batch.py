@@ -28,11 +28,12 @@ from muster.submit.values import (
 )
 from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED
 
-__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state"]
+__all__ = ["cancel", "check", "hand_over", "inside", "output", "render", "state", "tidy"]
 
 LOG_GROUP = "/aws/batch/job"
 EVERY_S = 3.0  # logs are asked for
 MOST = 16  # nodes whose output is shown
+_PAUSES_S = (0.0, 1.0, 2.0, 4.0, 8.0)  # a job that is there may be left out of an answer
 _WORDS = {
     **dict.fromkeys(("SUBMITTED", "PENDING", "RUNNABLE"), QUEUED),
     **dict.fromkeys(("STARTING", "RUNNING"), RUNNING),
@@ -101,7 +102,11 @@ def _taken(
 def state(job: Submitted) -> JobState:
     """What Batch says; the exit code is the main node's, and so is the reason of a failure."""
     asked = [job.job_id, _node(job, 0)]
-    found = _answer(_client("batch", job), "describe_jobs", jobs=asked)["jobs"]
+    for pause_s in _PAUSES_S:
+        time.sleep(pause_s)
+        found = _answer(_client("batch", job), "describe_jobs", jobs=asked)["jobs"]
+        if found:
+            break
     return judged({one["jobId"]: one for one in found}, job.job_id, _node(job, 0))
 
 
@@ -135,6 +140,10 @@ def cancel(job: Submitted) -> None:
     """Batch ends all nodes: SIGTERM, then SIGKILL after the time that its instances give."""
     reason = "cancelled by muster submit"
     _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
+
+
+def tidy(job: Submitted) -> None:
+    """Nothing is left."""
 
 
 def let_end(job: Submitted) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import secrets
 import sys
 from contextlib import suppress
 from importlib import import_module
@@ -90,7 +91,6 @@ def run(args: argparse.Namespace) -> int:
         raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
     from muster.submit import folder
     from muster.submit.follow import follow, in_words, state_of
-    from muster.submit.values import LOST
 
     action = of_a_run[0]
     job = folder.find(getattr(args, action))
@@ -98,14 +98,28 @@ def run(args: argparse.Namespace) -> int:
     if action == "follow":
         return follow(target, job)
     if action == "cancel":
-        target.cancel(job)
-        tell(f"muster submit: cancelled {job.engine} job {job.job_id}\n")
-        with suppress(UsageError):  # keeps the end of one that had not begun, or is forgotten
-            found = state_of(target, job)
-            if found.word == LOST and found.code is None:
-                folder.keep_code(job, STOPPED_EXIT_CODE)
-        return 0
+        return _cancel(target, job)
     sys.stdout.write(in_words(job, state_of(target, job)) + "\n")
+    return 0
+
+
+def _cancel(target: SubmitTarget, job: Submitted) -> int:
+    """Of one that has ended, what is left at its engine goes. Raises UsageError."""
+    from muster.submit import folder
+    from muster.submit.follow import in_words, state_of
+    from muster.submit.values import ENDED, LOST
+
+    before = state_of(target, job)
+    if before.word in ENDED and before.code is not None:
+        target.tidy(job)
+        tell(f"muster submit: {in_words(job, before)}; there is nothing to cancel\n")
+        return 0
+    target.cancel(job)
+    tell(f"muster submit: cancelled {job.engine} job {job.job_id}\n")
+    with suppress(UsageError):  # keeps the end of one that had not begun, or is forgotten
+        found = state_of(target, folder.read(job.run) or job)
+        if found.word == LOST and found.code is None:
+            folder.keep_code(job, STOPPED_EXIT_CODE)
     return 0
 
 
@@ -173,7 +187,7 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
 
     request = job.request._replace(checkpoint=None) if args.on in OWN_FILES else job.request
     made = folder.make(request, args.command_line)
-    job = job._replace(run=made.path)
+    job = job._replace(run=made.path, mark=secrets.token_hex(3))
     try:
         submitted = target.hand_over(job, target.render(job))
     except BaseException:
@@ -188,6 +202,7 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
                 target.cancel(submitted)
                 tell("muster submit: cancelled it\n")
             raise
+    runfolder.drop_earlier(made.path)
     os.close(made.lock)
     return submitted
 

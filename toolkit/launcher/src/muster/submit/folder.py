@@ -25,8 +25,8 @@ SCHEMA = 1
 
 
 def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
-    """A locked run folder with the code packed, a secret, and the script's own variables. Raises
-    UsageError."""
+    """A locked run folder with the code packed, a secret, and the script's own variables. What an
+    earlier run made is aside until `runfolder.drop_earlier`. Raises UsageError."""
     folder = runfolder.make_run_folder(request.program, request.output, request.overwrite)
     try:
         if not code_elsewhere(request.source_dir):
@@ -37,7 +37,7 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
             raise
         raise _unwritten(error) from None
     try:
-        runfolder.clear(folder)
+        runfolder.clear(folder, aside=True)
         write_command(folder, argv, SUBMIT)
         write_private(os.path.join(folder.path, SECRET), secrets.token_hex(32) + "\n")
         if request.environ:

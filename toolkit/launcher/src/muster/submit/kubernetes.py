@@ -21,7 +21,6 @@ from muster.submit.kubernetes_job import INSTANCE, KINDS, inner_name
 from muster.submit.kubernetes_logs import PodLogs
 from muster.submit.values import (
     AGAIN,
-    ENDED,
     LOST,
     QUEUED,
     RUNNING,
@@ -32,7 +31,7 @@ from muster.submit.values import (
 )
 from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED
 
-__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state"]
+__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state", "tidy"]
 
 KILLED = 128 + 9
 _BEGIN = "---\n"  # of a document
@@ -213,12 +212,13 @@ def _warned(job: Submitted, kind: str, name: str) -> str:
 
 def cancel(job: Submitted) -> None:
     """Deletes the job, and what was made with it. Pods get SIGTERM and the grace period."""
-    before = state(job)
     client.answer(_deletion(job))
-    if before.word not in ENDED:
-        folder.keep_code(job, STOPPED_EXIT_CODE)
-    elif before.code is not None:
-        folder.keep_code(job, before.code)
+    folder.keep_code(job, STOPPED_EXIT_CODE)
+
+
+def tidy(job: Submitted) -> None:
+    """Deletes the job, and what was made with it."""
+    client.answer(_deletion(job))
 
 
 def let_end(job: Submitted) -> None:

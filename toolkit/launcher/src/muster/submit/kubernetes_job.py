@@ -8,7 +8,6 @@ others prove by the secret that they belong to the job. Everything has one name 
 from __future__ import annotations
 
 import base64
-import hashlib
 import math
 import re
 from collections.abc import Mapping
@@ -106,14 +105,13 @@ def refuse_large(size_bytes: int) -> None:
 
 
 def object_name(job: Submission) -> str:
-    """Of all that is made: the job's name and a mark of this run, so that pods have labels of DNS
-    for their names."""
-    mark = hashlib.sha256(job.run.encode()).hexdigest()[:6]
+    """Of all that is made: the job's name and its mark, so that pods have labels of DNS for their
+    names."""
     longest = _pod_name(job, "", job.request.hosts - 1).partition(".")[0]
     if job.kind not in ("", "job"):
         longest += "-abcde"  # JobSet measures a pod's whole name, not its host name
-    room = _MAX_LABEL - len(longest) - len(mark) - 1
-    return f"{job.name[:room].rstrip('-')}-{mark}"
+    room = _MAX_LABEL - len(longest) - len(job.mark) - 1
+    return f"{job.name[:room].rstrip('-')}-{job.mark}"
 
 
 def objects(job: Submission, code: bytes) -> list[dict[str, Any]]:

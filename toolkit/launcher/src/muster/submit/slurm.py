@@ -22,7 +22,7 @@ from muster.submit.values import (
 )
 from muster.types.errors import FAILED, STOPPED, STOPPED_EXIT_CODE, SUCCEEDED, word_of
 
-__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state"]
+__all__ = ["cancel", "check", "hand_over", "inside", "let_end", "output", "render", "state", "tidy"]
 
 _WORDS = {
     **dict.fromkeys(("PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"), QUEUED),
@@ -80,6 +80,8 @@ def _taken(job: Submission) -> str:
 def state(job: Submitted) -> JobState:
     """What the queue says, or of a job that has left it its own summary, or what the controller
     remembers. Accounting is not needed."""
+    if job.code is not None:  # another job may have its number by now
+        return JobState(word_of(job.code), job.code)
     asked = ["squeue", *_cluster(job), "-h", "-j", job.job_id, "-o", "%T %r"]
     code, out, err = client.outcome(asked)
     if code and "Invalid job id" not in err:
@@ -116,6 +118,10 @@ def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
 def cancel(job: Submitted) -> None:
     """By scancel: the cluster's KillWait is the time that ranks have."""
     client.answer(["scancel", *_cluster(job), job.job_id])
+
+
+def tidy(job: Submitted) -> None:
+    """Nothing is left."""
 
 
 def let_end(job: Submitted) -> None:

@@ -22,7 +22,8 @@ class Submission(NamedTuple):
     is no `image`. `kind`: of job or of container, where the engine has several. `settings`: of the
     engine's own file, as --set gave them; "" for a flag. `grace_s`: from a stop to its end; None
     for the engine's usual time. `retries`: how often a job may begin again. `where`: what followed
-    the engine's name in --on, such as a file.
+    the engine's name in --on, such as a file. `mark`: six digits that no other job has; zeros of
+    one that is not handed over.
     """
 
     request: Request
@@ -35,6 +36,7 @@ class Submission(NamedTuple):
     grace_s: float | None = None
     retries: int = 0
     where: str = ""
+    mark: str = "000000"
 
 
 class Submitted(NamedTuple):
@@ -90,6 +92,10 @@ class SubmitTarget(Protocol):
 
     def cancel(self, job: Submitted) -> None:
         """Ends the job as the engine ends jobs."""
+
+    def tidy(self, job: Submitted) -> None:
+        """Removes what the engine keeps of a job that has ended, where it keeps something that a
+        person would have to remove."""
 
     def let_end(self, job: Submitted) -> None:
         """Sees to it that a job that is stopped does not begin again."""

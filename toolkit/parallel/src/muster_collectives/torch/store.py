@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from muster_collectives.runtime.store import LAST_LOOK_S
 
-_LEAST_WAIT = timedelta(milliseconds=1)
+_SHORT_S = 1.0  # a wait of less is one of many, by few ranks, and likely to end without its keys
+_FIRST_PAUSE_S, _PAUSE = 0.001, 0.2  # between two looks; more by a share of what has been waited
 
 
 class TorchStore:
@@ -40,7 +41,6 @@ class TorchStore:
     def get_all(self, keys: Sequence[str], timeout_s: float) -> dict[str, bytes]:
         """Waits until all are there, for `timeout_s` at most: those that are."""
         here = list(keys)
-        # a look is no wait: torch warns of each wait that ends without its keys
         if timeout_s <= LAST_LOOK_S or (here and not self._wait(here, timeout_s)):
             here = self._there(here)
         if not here:
@@ -59,10 +59,22 @@ class TorchStore:
         return self._there(keys[:middle]) + self._there(keys[middle:]) if middle else []
 
     def _wait(self, keys: list[str], timeout_s: float) -> bool:
-        """Whether they are there. Raises RuntimeError for a store that ends the wait itself."""
+        """Whether they are there. Raises RuntimeError for a store that ends the wait itself.
+
+        torch prints two warnings for each of its waits that ends without the keys: a short one is
+        made of looks.
+        """
         began = time.monotonic()
+        if timeout_s < _SHORT_S:
+            while not self._store.check(keys):
+                waited_s = time.monotonic() - began
+                if waited_s >= timeout_s:
+                    return False
+                pause_s = _FIRST_PAUSE_S + _PAUSE * waited_s
+                time.sleep(min(pause_s, timeout_s - waited_s))
+            return True
         try:
-            self._store.wait(keys, max(_LEAST_WAIT, timedelta(seconds=timeout_s)))
+            self._store.wait(keys, timedelta(seconds=timeout_s))
         except RuntimeError as error:  # a FileStore has no name for its timeout
             # stores round their waits; what has hardly waited has not waited for the keys
             has_waited = time.monotonic() - began >= timeout_s / 2

@@ -141,7 +141,11 @@ def read(room: Room, group: Any) -> None:
 
 
 def put(
-    room: Room, model: DistributedModel, optimizer: DistributedOptimizer | None, strict: bool
+    room: Room,
+    model: DistributedModel,
+    optimizer: DistributedOptimizer | None,
+    strict: bool,
+    masters_only: bool,
 ) -> None:
     """What was read becomes that of the model and the optimizer. Raises as their
     `load_state_dict`."""
@@ -151,7 +155,7 @@ def put(
     model.load_state_dict({**own, **room.rest["model"], PARTIAL: True}, strict)
     if optimizer is not None and "optimizer" in room.rest:
         state = _joined(room.rest["optimizer"], room.tensors, _names(optimizer))
-        optimizer.load_state_dict(state)
+        optimizer.load_state_dict(state, masters_only)
 
 
 def _names(optimizer: DistributedOptimizer) -> dict[Any, str]:

@@ -35,7 +35,8 @@ def resume_from_checkpoint(
     `partial=False`: a file with the state of a whole model, also
     one that a plain PyTorch script saved. `strict`: a name too many or too few is an error.
     `translate_function` is given the state of a full checkpoint first.
-    `load_sharded_optimizer_state` matters where the optimizer is sharded.
+    `load_sharded_optimizer_state=False`: of an optimizer that is sharded (`shard_optimizer_state`,
+    or parameters that are cut over replicas) the master weights and the loss scale alone.
     Raises CheckpointError for a checkpoint that is missing, not whole, of another model or saved
     with other degrees. Source: SDK documentation, "APIs for Saving and Loading".
     """
@@ -47,9 +48,12 @@ def resume_from_checkpoint(
             f"{what}: there is no DistributedModel to load into",
             "wrap the model and the optimizer first",
         )
+    is_sharded = session.optimizer is not None and session.optimizer.is_sharded
+    masters_only = is_sharded and not load_sharded_optimizer_state
     agreed = _agreed(path, None if tag is None else layout.checked_tag(tag), partial, what)
     if partial and _is_in_pieces(path, agreed):
-        return _load_pieces(session, layout.find(path, agreed), load_optimizer, strict, what)
+        folder = layout.find(path, agreed)
+        return _load_pieces(session, folder, load_optimizer, masters_only, strict, what)
     read: list[_Read] = []
     own: list[Any] = []
 
@@ -64,7 +68,7 @@ def resume_from_checkpoint(
     found = read[0]
     if partial and session.topology.pipeline > 1:  # stages may be others than they were
         found = _of_all_stages(found)
-    together(lambda: own.append(_load(session, found, strict)), what)
+    together(lambda: own.append(_load(session, found, masters_only, strict)), what)
     return own[0]
 
 
@@ -123,7 +127,7 @@ def _is_in_pieces(path: str, tag: str) -> bool:
 
 
 def _load_pieces(
-    session: Session, folder: str, load_optimizer: bool, strict: bool, what: str
+    session: Session, folder: str, load_optimizer: bool, masters_only: bool, strict: bool, what: str
 ) -> Any:
     """Loads model and optimizer, and returns the script's own values."""
     from muster_modelparallel.checkpoint import pieces  # takes a second
@@ -137,7 +141,7 @@ def _load_pieces(
         _log.warning("the state of the optimizer in %s was not loaded: there is no "
                      "DistributedOptimizer yet", folder)  # fmt: skip
     together(lambda: pieces.read(room[0], group), what)
-    together(lambda: pieces.put(room[0], model, optimizer, strict), what)
+    together(lambda: pieces.put(room[0], model, optimizer, strict, masters_only), what)
     content = os.path.join(folder, layout.USER_CONTENT)
     return load_user_content(content) if os.path.exists(content) else {}
 
@@ -184,7 +188,7 @@ def _of_all_stages(found: _Read) -> _Read:
     return found._replace(model=whole, optimizer=optimizer)
 
 
-def _load(session: Session, found: _Read, strict: bool) -> Any:
+def _load(session: Session, found: _Read, masters_only: bool, strict: bool) -> Any:
     """Loads model and optimizer, and returns the script's own values."""
     _load_state(session.model, found.model, found.model_file, strict=strict)
     if found.optimizer is not None and session.optimizer is None:
@@ -192,7 +196,9 @@ def _load(session: Session, found: _Read, strict: bool) -> Any:
             "%s was not loaded: there is no DistributedOptimizer yet", found.optimizer_file
         )
     elif found.optimizer is not None:
-        _load_state(session.optimizer, found.optimizer, found.optimizer_file)
+        _load_state(
+            session.optimizer, found.optimizer, found.optimizer_file, masters_only=masters_only
+        )
     return found.content
 
 

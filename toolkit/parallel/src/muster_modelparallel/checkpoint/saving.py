@@ -57,6 +57,10 @@ def save_checkpoint(
         raise CheckpointError("in_background is for checkpoints in pieces", "add in_pieces=True")
     if in_pieces and not partial:
         raise CheckpointError("a checkpoint in pieces is no full one", "leave out partial=False")
+    if not translate_if_full:
+        session.note(
+            "translate_if_full has no effect: no layer is replaced, so both formats are one"
+        )
     piecewise.end(session)
     save, sharing = _begin(session, path, (tag, "in pieces" if in_pieces else partial))
     if in_pieces:

@@ -82,8 +82,8 @@ class OptimizerLike(Protocol):
     def is_sharded(self) -> bool:
         """Whether replicas hold different states, so that all must give them together."""
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Takes either of the two."""
+    def load_state_dict(self, state_dict: dict[str, Any], masters_only: bool = False) -> None:
+        """Takes either of the two; of it the master weights and the loss scale alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class Session:
     `cut_steps`: what runs the steps of a model of several stages, once there is one. `offload`:
     where activations go between the passes, None where they stay. `saving`: the save in pieces
     that was begun last; its ranks meet in `pieces_group`. `delayed`: the parameters that have no
-    memory yet; None where all have theirs.
+    memory yet; None where all have theirs. `notes`: what has been said.
     """
 
     config: Config
@@ -136,6 +136,13 @@ class Session:
     saving: Saving | None = None
     pieces_group: Any = None
     delayed: Delayed | None = None
+    notes: set[str] = field(default_factory=set)
+
+    def note(self, text: str) -> None:
+        """Says it in the log of rank 0, once."""
+        if self.mesh.rank == 0 and text not in self.notes:
+            self.notes.add(text)
+            _log.warning("%s", text)
 
     def has_delayed(self, parameters: Iterable[Any]) -> bool:
         """Whether any of them has no memory yet."""
@@ -188,6 +195,8 @@ def init(config: Mapping[str, object] | None = None) -> None:
     if _Holder.session is not None:
         _check_same(_Holder.session.config, _read(config).config)
         return
+    import torch
+
     from muster_modelparallel.run import mesh as meshes
     from muster_modelparallel.run.job_store import job_store
     from muster_modelparallel.run.offload import Offload
@@ -219,10 +228,11 @@ def init(config: Mapping[str, object] | None = None) -> None:
             session.offload = Offload(made.device, found.activation_loading_horizon)
         elif me.rank == 0:
             _log.warning("activations are not offloaded: they are in the host's memory already")
+    if found.random_seed is not None:
+        torch.manual_seed(found.random_seed)
     _Holder.session = session
-    if me.rank == 0:
-        for note in (*own.notes, *reading.notes):
-            _log.warning("%s", note)
+    for note in (*own.notes, *reading.notes):
+        session.note(note)
 
 
 def shutdown() -> None:

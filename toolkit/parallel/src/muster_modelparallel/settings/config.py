@@ -65,6 +65,7 @@ class Config:
     ddp_dist_backend: str = "auto"
     hybrid_shard_degree: int = 0
     sm_activation_offloading: bool = False
+    random_seed: int | None = None
     version: int = 1
 
     def __post_init__(self) -> None:

@@ -60,8 +60,9 @@ def canonical(parameters: Mapping[str, object]) -> dict[str, object]:
 def clashes(given: Mapping[str, object], where: str) -> list[Problem]:
     """Keys that exclude each other. `given`: without aliases."""
     found = []
-    if given.get("fp16") is True and given.get("bf16") is True:
-        found.append(Problem(where, "fp16 and bf16 are both true", "choose one"))
+    half = [name for name in ("fp16", "fp16_params") if given.get(name) is True]
+    if half and given.get("bf16") is True:
+        found.append(Problem(where, f"{half[0]} and bf16 are both true", "choose one"))
     found += outside(given, _number(given, "pipeline_parallel_degree"), where)
     sharded = _number(given, "sharded_data_parallel_degree", 1)
     if sharded > 1 and given.get("shard_optimizer_state") is True:

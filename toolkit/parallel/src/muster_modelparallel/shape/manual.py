@@ -40,10 +40,12 @@ def manual(
     )
     if missing := sorted(set(range(ranks)) - set(order)):
         raise PlanError(
-            f"partition {missing[0]} of {ranks} has no units, in the order of calls {plan}"
+            f"partition {missing[0]} of {ranks} has no units, in the order of calls {plan}",
+            f"give modules that forward calls partition {missing[0]}, or use fewer partitions",
         )
     if unknown := sorted(set(order) - set(range(ranks))):
-        raise PlanError(f"there is no partition {unknown[0]}, only {ranks}: {plan}")
+        fix = f"name one of 0 to {ranks - 1}, or set pipeline_parallel_degree"
+        raise PlanError(f"there is no partition {unknown[0]}, only {ranks}: {plan}", fix)
     starts = [run[0] for _, run in runs]
     there_and_back = [*range(ranks), *reversed(range(ranks - 1))]
     if order == there_and_back and len(runs[ranks - 1][1]) > 1 and ranks > 1:

@@ -56,6 +56,11 @@ def model_creation(
     Raises NotBuiltError for tensor parallelism over more than one rank, SettingsError for a dtype
     that parameters cannot have.
     """
+    if "zero_init" in tensor_parallel_config:
+        current().note(
+            "zero_init has no effect: set delayed_parameter_initialization; parameters have "
+            "no ds_shape and ds_tensor, but shape and, once they are cut, to_local()"
+        )
     check_whole(tensor_parallelism, "model_creation")
     if dtype is not None and not dtype.is_floating_point:
         raise SettingsError(

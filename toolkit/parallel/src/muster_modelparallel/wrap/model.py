@@ -88,6 +88,11 @@ class DistributedModel(WholeLayers):
         session = current()
         check(session, module, trace_device, trace_execution_times)
         check_numbers(backward_passes_per_step, bucket_cap_mb)
+        if trace_execution_times or trace_memory_usage:
+            session.note(
+                "trace_execution_times and trace_memory_usage have no effect: both are measured "
+                "wherever a model is partitioned"
+            )
         check_values(session, module)
         with recording(session):
             self.module = module.to(session.mesh.device, half_of(session.config))

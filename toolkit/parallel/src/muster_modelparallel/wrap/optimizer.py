@@ -29,6 +29,13 @@ if TYPE_CHECKING:
     from muster_modelparallel.wrap.shard.sharding import Sharding
 
 _SCALE = "loss_scale"  # in a state: where a dynamic loss scale was
+# Names of the library's optimizer under sharded data parallelism, and what serves for them.
+_ELSEWHERE = {
+    "fp32_partitioned_groups_flat": "the float32 parts of parameters, by group: use "
+    "optimizer.param_groups, whose DTensors are the parts (`to_local()`)",
+    "ds_param_shard_group": "the ranks that have the parts of one whole: use "
+    "parameter.device_mesh of a DTensor in optimizer.param_groups, the last of its dimensions",
+}
 
 
 class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torch is untyped here
@@ -76,6 +83,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     def __getattr__(self, name: str) -> Any:
         if name == "optimizer":  # while it is copied there is none yet
             raise AttributeError(name)
+        if name in _ELSEWHERE:  # an error that `hasattr` takes for no
+            raise AttributeError(f"there is no optimizer.{name}, {_ELSEWHERE[name]}")
         return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
@@ -222,14 +231,15 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """Of these, which have a state, those that this rank updates."""
         return self._states.updated(parameters)
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+    def load_state_dict(self, state_dict: Mapping[str, Any], masters_only: bool = False) -> None:
         """Takes a full or a partial one; of a sharded state each replica its share. A share that
         was saved without being gathered is for the same replica of as many: all replicas load
-        theirs together. Raises as torch's, SettingsError for another number of replicas."""
+        theirs together. Raises as torch's, SettingsError for another number of replicas.
+        masters_only: of it the master weights and the loss scale alone."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         saved = given.pop(_SCALE, None)
         with recording(self._session):
-            self._states.load(given)
+            self._states.load(given, masters_only)
         if saved is not None and self._scale.rules is not None:
             self._scale = self._scale.loaded(saved)
 

@@ -4,6 +4,7 @@ back to where it belongs."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -87,23 +88,22 @@ class OptimizerState(NamedTuple):
             return whole(found)  # type: ignore[no-any-return]
         return found if self.shares is None else merged_states(allgather(found, _REPLICAS))
 
-    def load(self, given: dict[str, Any]) -> None:
+    def load(self, given: dict[str, Any], masters_only: bool = False) -> None:
         """What `local`, `whole` or the states of all stages together have given; of a whole state
         this rank's share and parts. Raises as torch's, SettingsError for the part of another rank
-        or number of replicas."""
+        or number of replicas. masters_only: no more of it than the master weights."""
         masters = given.pop(MASTERS, {})
         self._adopt(given.get("state", {}), given.pop(_SHARED_BY, 0))
         change = as_part if self._is_part(given.pop(_PART, None)) else cut_like
         given["state"] = self._here(self._mine(given["state"]), change)
         masters = self._here(self._mine(masters), change)
         parameters = list(self.parameters())
-        if self.masters is None:
-            MasterWeights.restore(parameters, masters)
-            self.optimizer.load_state_dict(given)
+        (self.masters.load if self.masters else MasterWeights.restore)(parameters, masters)
+        if masters_only:
             return
-        self.masters.load(parameters, masters)
         of = [one for number, one in enumerate(parameters) if number in given["state"]]
-        with self.masters.in_place(of):  # or it would round the state
+        # or it would round the state
+        with self.masters.in_place(of) if self.masters else nullcontext():
             self.optimizer.load_state_dict(given)
 
     def held(self) -> dict[str, Any]:

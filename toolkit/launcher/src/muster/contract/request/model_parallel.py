@@ -37,7 +37,7 @@ _KNOWN = {
     **dict.fromkeys(("partitions", "pipeline_parallel_degree", "tensor_parallel_degree"), _DEGREE),
     **dict.fromkeys(("microbatches", "active_microbatches", "sharded_data_parallel_degree"),
                     _DEGREE),
-    "pipeline": _Kind("text", words=("interleaved", "simple", "_only_forward", "Interleaved1F1B")),
+    "pipeline": _Kind("text", words=("interleaved", "simple", "Interleaved1F1B")),
     "optimize": _Kind("text", words=("speed", "memory")),
     "placement_strategy": _Kind("text", words=_PLACES),
     "memory_weight": _Kind("number", 0, 1),
@@ -87,8 +87,9 @@ def _check_together(parameters: Mapping[object, object], where: str, findings: F
     if old is not None and new is not None and old != new:
         what = f"partitions is {short(old)} and pipeline_parallel_degree {short(new)}"
         findings.problem(where, f"{what}: both name one thing", "send one of them")
-    if parameters.get("fp16") is True and parameters.get("bf16") is True:
-        findings.problem(where, "fp16 and bf16 are both true", "choose one")
+    half = [key for key in ("fp16", "fp16_params") if parameters.get(key) is True]
+    if half and parameters.get("bf16") is True:
+        findings.problem(where, f"{half[0]} and bf16 are both true", "choose one")
     degree, default = new if new is not None else old, parameters.get("default_partition")
     if isinstance(degree, int) and isinstance(default, int) and default >= degree > 0:
         what = f"default_partition {default} is none of the {degree} partitions, which begin at 0"

@@ -6,6 +6,7 @@ RUNS = "muster-runs"
 MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
 FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
+EARLIER = ".earlier"  # a run that gives way once an engine has taken the new one
 COMMAND = "command.json"
 SUBMITTED = "submitted.json"  # of a job that another engine has
 SECRET, ENVIRON = "secret", "environ.json"  # that its hosts share; the script's variables

@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
-from muster.local.record.layout import FRESH_SOURCE, MARK, RUNS, SOURCE, SUBMITTED
+from muster.local.record.layout import EARLIER, FRESH_SOURCE, MARK, RUNS, SOURCE, SUBMITTED
 from muster.types.files import read_object
 from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
@@ -153,11 +153,16 @@ def link_latest(folder: RunFolder) -> None:
         pass
 
 
-def clear(folder: RunFolder) -> None:
+def clear(folder: RunFolder, aside: bool = False) -> None:
     """Deletes the earlier run, and puts the code in place that was packed for this one, if any:
-    from here on the folder is this run's. Raises OSError."""
+    from here on the folder is this run's. `aside`: the earlier one stays below EARLIER, until
+    `drop_earlier`; `discard` brings it back. Raises OSError."""
     fresh, source = (os.path.join(folder.path, name) for name in (FRESH_SOURCE, SOURCE))
-    _empty(folder.path, (MARK, FRESH_SOURCE))
+    drop_earlier(folder.path)
+    if aside:
+        _move_all(folder.path, os.path.join(folder.path, EARLIER), (MARK, FRESH_SOURCE, EARLIER))
+    else:
+        _empty(folder.path, (MARK, FRESH_SOURCE))
     os.ftruncate(folder.lock, 0)
     os.write(folder.lock, f"{folder.job}\n".encode())
     os.mkdir(os.path.dirname(source))
@@ -173,10 +178,21 @@ def leave(folder: RunFolder) -> None:
 
 
 def discard(folder: RunFolder) -> None:
-    """Removes a run, as far as that can be done."""
+    """Removes a run, as far as that can be done. One that was set aside for it is back then."""
+    earlier = os.path.join(folder.path, EARLIER)
     with suppress(OSError):
-        _empty(folder.path)
+        _empty(folder.path, (MARK, EARLIER))
+        if os.path.isdir(earlier):
+            _move_all(earlier, folder.path)
+            os.rmdir(earlier)
     _close_unused(folder)
+
+
+def drop_earlier(path: str) -> None:
+    """Deletes, as far as that can be done, the run that was set aside in a run folder."""
+    import shutil
+
+    shutil.rmtree(os.path.join(path, EARLIER), ignore_errors=True)
 
 
 def _close_unused(folder: RunFolder) -> None:
@@ -278,6 +294,14 @@ def is_free(path: str) -> bool:
     finally:
         os.close(mark)
     return True
+
+
+def _move_all(path: str, place: str, kept: Sequence[str] = ()) -> None:
+    """What lies in one folder, but for `kept`, to another of the same disk. Raises OSError."""
+    os.makedirs(place, PRIVATE, exist_ok=True)
+    for name in os.listdir(path):
+        if name not in kept:
+            os.rename(os.path.join(path, name), os.path.join(place, name))
 
 
 def _empty(path: str, kept: Sequence[str] = (MARK,)) -> None:

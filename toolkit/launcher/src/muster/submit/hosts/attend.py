@@ -17,7 +17,7 @@ from functools import partial
 from muster.arguments import UsageError, tell
 from muster.local import frames
 from muster.local.paths import shown
-from muster.local.record import layout
+from muster.local.record import layout, runfolder
 from muster.local.record.artifacts import gather
 from muster.local.record.runfolder import in_words
 from muster.local.signals import STOPPING
@@ -76,6 +76,7 @@ class Attendance:
             self._connect()
             submitted = self._submitted()
             folder.keep(submitted)
+            runfolder.drop_earlier(self._job.run)
             for name in (layout.SECRET, layout.ENVIRON):  # all hosts have them
                 with suppress(OSError):
                     os.unlink(os.path.join(self._job.run, name))

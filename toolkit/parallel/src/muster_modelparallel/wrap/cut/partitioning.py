@@ -1,4 +1,4 @@
-"""The partition of a model at its first step that trains: probe, plan, proof, move, on all ranks.
+"""The partition of a model at its first step that trains: probe, plan and proof, on all ranks.
 
 Every rank follows one microbatch through the model; rank 0 alone measures, while the others wait,
 chooses the cuts, and proves them. What goes wrong on one rank is raised on all.
@@ -29,14 +29,12 @@ from muster_modelparallel.shape.choose import evaluate
 from muster_modelparallel.shape.costs import Machine
 from muster_modelparallel.shape.encoding import from_json, to_json
 from muster_modelparallel.shape.plan import Plan
-from muster_modelparallel.wrap.cut.calls import Calls, Holding, move
+from muster_modelparallel.wrap.cut.calls import Calls, Holding
 from muster_modelparallel.wrap.cut.planning import (
     PLAN_FILE,
     planned,
-    say,
     schedule_of,
     stages_of,
-    table,
     timed,
     write_files,
 )
@@ -78,9 +76,6 @@ def partition(
     holding = Holding(module, split, rank_of, topology.pp_rank(rank))
     calls = Calls(module, found, holding, call, sharding)
     _phase(session, "", lambda: _leave_files(session, plan), only_first=True)
-    move(module, holding)
-    if rank == 0:
-        say(table(plan))
     return plan, holding, calls
 
 

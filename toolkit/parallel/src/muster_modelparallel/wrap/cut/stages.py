@@ -20,9 +20,9 @@ from muster_modelparallel.shape.plan import Plan
 from muster_modelparallel.shape.schedule import Schedule
 from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.creation import make_parameters
-from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding
+from muster_modelparallel.wrap.cut.calls import Calls, CallStages, Holding, move
 from muster_modelparallel.wrap.cut.partitioning import partition
-from muster_modelparallel.wrap.cut.planning import schedule_of
+from muster_modelparallel.wrap.cut.planning import say, schedule_of, table, timed
 from muster_modelparallel.wrap.cut.progress import report
 from muster_modelparallel.wrap.cut.tied import TiedParameters
 
@@ -75,6 +75,15 @@ class Stages:
             )
         finally:
             self._session.is_tracing = False
+        if self._session.mesh.rank:
+            self._move(holding)
+        else:
+            timed("move", lambda: self._move(holding))
+            say(table(self._plan))
+
+    def _move(self, holding: Holding) -> None:
+        """Parameters come where they belong, with their state in the optimizers."""
+        move(self._module, holding)
         named = list(self._module.named_parameters())
         self._holding = holding
         make_parameters(self._session, (one for name, one in named if holding.holds(name)))
