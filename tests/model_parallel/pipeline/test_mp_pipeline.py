@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_parallel.support.ranks import results, run_ranks, words_of
+from tests.model_parallel.support.ranks import RankEnd, results, run_ranks, words_of
 from tests.support.waiting import within
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(300)]
 SCRIPT = Path(__file__).with_name("ranks_pipeline.py")
 LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
+ENDS_S = 5.0  # processes that come to their end among them
 
 
 @pytest.mark.parametrize(
@@ -33,16 +34,30 @@ def test_every_schedule_gives_the_gradients_of_the_whole_chain(backend: str, cou
         assert not {name: apart for name, apart in found["said"].items() if apart > 1e-12}
 
 
-WAITS = """
-    import logging, os, sys, time
+# each end of the model stops its rank in the third microbatch of a step that is a pipeline
+STOPS = """
+    import logging, os, time
     logging.basicConfig(level="WARNING", format="%(message)s")
     import torch
     from torch import nn
     import muster_modelparallel as smp
     from muster_modelparallel.run.pipeline import waits
     waits.LONG_S = 0.4
+    calls = None
+
+    class Stopping(nn.Linear):
+        def forward(self, x):
+            global calls
+            if calls is not None and smp.rank() == {rank}:
+                calls += 1
+                if calls == 3:
+                    print(time.time(), flush=True)
+                    {stop}
+            return super().forward(x)
+
     smp.init()
-    model = smp.DistributedModel(nn.Sequential(*[nn.Linear(4, 4) for _ in range(4)]))
+    ends = Stopping(4, 4), Stopping(4, 4)
+    model = smp.DistributedModel(nn.Sequential(ends[0], nn.Linear(4, 4), nn.Linear(4, 4), ends[1]))
 
     @smp.step
     def train(x):
@@ -50,35 +65,49 @@ WAITS = """
 
     train(torch.ones(8, 4))
     train(torch.ones(8, 4))
-    print("pid", os.getpid(), flush=True)
-    if smp.rank() == 1:
-        time.sleep({pause})
-        if {dies}:
-            os.kill(os.getpid(), 9)
+    calls = 0
     train(torch.ones(8, 4))
     print("went on", flush=True)
 """
 
 
-def test_a_rank_that_waits_says_for_what_and_goes_on() -> None:
-    script = WAITS.format(pause=2.0, dies=False)
-    parameters = {"pipeline_parallel_degree": 2, "microbatches": 4}
-    ends = run_ranks(script, 2, parameters=parameters, limit_s=LIMIT_S)
-    assert [end.code for end in ends] == [0, 0], words_of(ends)
-    assert all("went on" in end.out for end in ends)
-    words = r"rank 0 waits .* since \d+ s"
-    assert re.search(words, ends[0].err), words_of(ends)
-
-
-@pytest.mark.parametrize("backend", ["gloo", "auto"])
-@pytest.mark.promise("F74")
-def test_a_rank_that_is_killed_ends_the_others_which_name_it(backend: str) -> None:
-    script = WAITS.format(pause=0.0, dies=True)
+def ends_of(rank: int, stop: str, backend: str = "auto") -> list[RankEnd]:
     parameters = {
         "pipeline_parallel_degree": 2, "microbatches": 4, "ddp_dist_backend": backend,
     }  # fmt: skip
-    begin = time.monotonic()
-    ends = run_ranks(script, 2, parameters=parameters, limit_s=LIMIT_S)
-    assert ends[1].code == -signal.SIGKILL and ends[0].code == 1, words_of(ends)
-    assert time.monotonic() - begin < within(60)
-    assert re.search(r"ExchangeError: rank 0 waits .* rank 1", ends[0].err), words_of(ends)
+    script = STOPS.replace("{rank}", str(rank)).replace("{stop}", stop)
+    return run_ranks(script, 2, parameters=parameters, limit_s=LIMIT_S)
+
+
+@pytest.mark.parametrize(("rank", "kind"), [(0, "activations"), (1, "gradients")])
+def test_a_rank_that_waits_says_for_which_stage_microbatch_and_direction_and_goes_on(
+    rank: int, kind: str
+) -> None:
+    ends = ends_of(rank, "time.sleep(2.0)")
+    assert [end.code for end in ends] == [0, 0], words_of(ends)
+    assert all("went on" in end.out for end in ends)
+    other = 1 - rank
+    words = (
+        f"rank {other} waits for the {kind} of microbatch 2 from stage {rank} to stage {other} "
+        rf"from rank {rank}, since \d+ s"
+    )
+    assert re.search(words, ends[other].err), words_of(ends)
+
+
+@pytest.mark.parametrize(
+    ("rank", "backend"),
+    [
+        (0, "gloo"), (1, "auto"),
+        pytest.param(0, "auto", marks=pytest.mark.long),
+        pytest.param(1, "gloo", marks=pytest.mark.long),
+    ],
+)  # fmt: skip
+@pytest.mark.promise("F74")
+def test_a_rank_that_is_killed_ends_the_other_which_names_it(rank: int, backend: str) -> None:
+    ends = ends_of(rank, "os.kill(os.getpid(), 9)", backend)
+    took_s = time.time() - float(ends[rank].out.split()[-1])
+    other = 1 - rank
+    assert ends[rank].code == -signal.SIGKILL and ends[other].code == 1, words_of(ends)
+    assert took_s < within(ENDS_S)
+    words = rf"ExchangeError: rank {other} waits .* microbatch \d .* rank {rank}"
+    assert re.search(words, ends[other].err), words_of(ends)

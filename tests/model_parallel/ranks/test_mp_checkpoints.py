@@ -283,6 +283,47 @@ def test_another_model_and_another_tag_are_named(tmp_path: Path) -> None:
         assert "rank 0 saves ('step0', True) and rank 1 saves ('step1', True)" in said
 
 
+@pytest.mark.promise("B55")
+@pytest.mark.parametrize(("saved", "now"), [(2, 1), (1, 2)])
+def test_a_partial_checkpoint_of_other_degrees_is_refused_with_both(
+    tmp_path: Path, saved: int, now: int
+) -> None:
+    def saves_or_resumes(folder: str, saves: bool) -> str:
+        import torch
+
+        import muster_modelparallel as smp
+
+        smp.init()
+        model = smp.DistributedModel(
+            torch.nn.Sequential(*[torch.nn.Linear(2, 2) for _ in range(4)])
+        )
+
+        @smp.step
+        def one(x: torch.Tensor) -> None:
+            model.backward(model(x).sum())
+
+        try:
+            if saves:
+                one(torch.ones(2, 2))
+                smp.save_checkpoint(folder, "one", model=model)
+            else:
+                smp.resume_from_checkpoint(folder)
+        except smp.CheckpointError as error:
+            return str(error)
+        return ""
+
+    said = []
+    for degree, saves in ((saved, True), (now, False)):
+        ends = run_ranks(
+            saves_or_resumes, degree, arguments=[str(tmp_path), saves],
+            parameters={"pipeline_parallel_degree": degree},
+        )  # fmt: skip
+        said.append(results(ends))
+    assert said[0] == [""] * saved
+    words = f"saved with pipeline {saved} x tensor 1, this job has pipeline {now} x tensor 1"
+    assert all(words in each and "partial=False" in each for each in said[1]), said
+
+
 @pytest.mark.promise("S20")
 def test_a_file_with_code_in_it_is_not_run(tmp_path: Path) -> None:
     """The states of models and optimizers; what the script saved as its own is its own."""

@@ -111,6 +111,37 @@ def test_partitions_of_the_script_are_the_stages(tmp_path: Path) -> None:
     assert plan.why == "the script's own partitions"
 
 
+@pytest.mark.parametrize(
+    ("keys", "costs", "first"),
+    [
+        ({}, "measured", None),
+        ({"skip_tracing": True}, "flops", 3),
+        ({"skip_tracing": True, "memory_weight": 0.0}, "flops", 3),
+        ({"skip_tracing": True, "optimize": "speed"}, "flops", 2),
+        ({"skip_tracing": True, "optimize": "memory"}, "flops", 0),
+        ({"skip_tracing": True, "optimize": "speed", "memory_weight": 0.8}, "flops", 0),
+    ],
+)
+def test_cuts_weigh_what_the_keys_say(
+    tmp_path: Path, keys: dict[str, object], costs: str, first: int | None
+) -> None:
+    """Six equal layers after one of nothing but bytes. `first`: how many lie with that one."""
+    change = """\
+class Table(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows = nn.Embedding(100_000, 32)
+    def forward(self, x):
+        return x + self.rows.weight[0]
+model = nn.Sequential(Table(), *[nn.Linear(32, 32) for _ in range(6)])
+"""
+    (end,) = planned(tmp_path / "plan", "2", parameters={**TWO, **keys}, change=change)
+    assert end.code == 0, words_of([end])
+    plan = Plan.load(tmp_path / "plan.json")
+    assert plan.profile.costs == costs
+    assert first is None or len(plan.stages[0].units) == 1 + first, plan.stages
+
+
 def test_a_split_that_gives_other_numbers_is_no_plan(tmp_path: Path) -> None:
     change = """\
 calls = []

@@ -13,6 +13,7 @@ from tests.model_parallel.support.ranks import results, run_ranks, words_of
 
 pytestmark = [pytest.mark.torch, pytest.mark.timeout(200)]
 LIMIT_S = 150  # no promise
+STAGES = r"stage  units  first  seconds  MiB of parameters\n.*: 0 .*\n.*: 1 .*"
 # Two of eight layers become four times as much work once the plan is made.
 SCRIPT = """
     import os, sys
@@ -64,6 +65,8 @@ def test_a_slow_stage_is_named_with_the_plan_that_gains(tmp_path: Path) -> None:
     words = rf"a microbatch stage 0 {figure}, stage 1 {figure}; a step {figure}"
     assert len(said) == 1 and re.search(words, said[0]), words_of(ends)
     assert "after 20 steps" not in ends[1].out
+    counts = [len(re.findall(STAGES, end.out)) for end in ends]
+    assert counts == [1, 0], words_of(ends)
     told = re.search(
         r"stage 1 \(rank 1\) is (1\.\d)x the mean: MODELPARALLEL_PLAN_IN=(\S+) would gain \d+%",
         ends[0].out,

@@ -671,25 +671,40 @@ def the_default_device_holds_in_the_step_function() -> None:
     agree(model, whole)
 
 
-def checkpointed_modules_work_in_stages() -> None:
-    from torch.utils.checkpoint import checkpoint
+class Saving(nn.Module):
+    """Computes its layers again in backward, where it `saves`."""
 
-    class Saving(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
-            self.drop = nn.Dropout(0.3)
+    def __init__(self, drop: float, saves: bool) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(6))
+        self.drop, self.saves = nn.Dropout(drop), saves
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = checkpoint(lambda x, layer=layer: self.drop(torch.tanh(layer(x))), x,
-                               use_reentrant=False)  # fmt: skip
-            return x
+    def forward(self, x):
+        for layer in self.layers:
+            run = lambda x, layer=layer: self.drop(torch.tanh(layer(x)))  # noqa: E731
+            x = checkpoint(run, x, use_reentrant=False) if self.saves else run(x)
+        return x
 
-    model, _ = wrapped(Saving())
+
+def checkpointed_modules_have_the_gradients_of_the_whole_model() -> None:
+    model, whole = wrapped(Saving(0.0, True))
     for _ in range(2):
-        trained(model, *batch())
-    assert all(one.grad is not None for one in model.local_parameters())
+        x, y = batch()
+        trained(model, x, y)
+        train_whole(whole, x, y)
+    agree(model, whole)
+
+
+def checkpointed_modules_drop_what_they_drop_without_checkpoints() -> None:
+    found = []
+    for saves in (True, False):
+        begin_with(skip_tracing=True)
+        torch.manual_seed(5)
+        model, _ = wrapped(Saving(0.3, saves))
+        for _ in range(2):
+            trained(model, *batch())
+        found.append({name: one.grad for name, one in model.local_named_parameters()})
+    torch.testing.assert_close(*found)
 
 
 def a_cut_may_come_within_modules_that_are_checkpointed_together() -> None:
@@ -870,27 +885,28 @@ def checkpoints_of_both_kinds_bring_model_and_optimizer_back() -> None:
 
 
 def a_partial_checkpoint_is_loaded_before_the_model_is_cut() -> None:
+    """Model and optimizer go on as if the job had not ended."""
     folder = everyones(tempfile.mkdtemp() if is_first() else "")[0]
-    net = chain()
-    model = smp.DistributedModel(net)
-    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
-    x, y = batch()
-    trained(model, x, y)
-    optimizer.step()
-    smp.save_checkpoint(folder, "first", True, model, optimizer)
-    trained(model, x, y)
-    optimizer.step()
-    wanted = model.state_dict()
-    begin_with()
-    net = chain()
-    model = smp.DistributedModel(net)
-    optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
-    smp.resume_from_checkpoint(folder)
-    optimizer.zero_grad()
-    trained(model, x, y)
-    optimizer.step()
-    assert model.partitioned
-    del wanted  # gradients of the first run were added up: only that it trains is compared
+    first, second = batch(), batch()
+    found = []
+    for resumes in (False, True):
+        if resumes:
+            begin_with()
+        net = chain()
+        model = smp.DistributedModel(net)
+        optimizer = smp.DistributedOptimizer(torch.optim.AdamW(net.parameters(), lr=0.1))
+        if resumes:
+            smp.resume_from_checkpoint(folder)
+            assert not model.partitioned
+        else:
+            trained(model, *first)
+            optimizer.step()
+            smp.save_checkpoint(folder, "first", True, model, optimizer)
+        optimizer.zero_grad()
+        trained(model, *second)
+        optimizer.step()
+        found.append(copy.deepcopy((dict(model.state_dict()), optimizer.state_dict()["state"])))
+    torch.testing.assert_close(*found, rtol=1e-4, atol=1e-5)
 
 
 def begin_with(**parameters: object) -> None:
@@ -1024,7 +1040,8 @@ CHECKS = (
     a_buffer_of_several_names_is_that_of_one_process,
     autocast_in_the_step_function_holds_in_the_stages,
     the_default_device_holds_in_the_step_function,
-    checkpointed_modules_work_in_stages,
+    checkpointed_modules_have_the_gradients_of_the_whole_model,
+    checkpointed_modules_drop_what_they_drop_without_checkpoints,
     a_cut_may_come_within_modules_that_are_checkpointed_together,
     a_batch_that_does_not_divide_is_refused_on_all_ranks_and_the_next_one_is_not,
     the_model_outside_a_step_function_is_refused,

@@ -15,6 +15,52 @@ FOLDER = Path(__file__).parent
 LIMIT_S = 240  # no promise: ranks that import torch beside other work take their time
 
 
+def parts_by_degree() -> dict[str, list[float]]:
+    """For each hybrid_shard_degree, what part of a weight this rank holds: its size and place as
+    shares of the whole; and whether a step is that of one process with all batches."""
+    import torch
+    from torch.distributed.tensor import DTensor
+
+    import muster_modelparallel as smp
+    from tests.model_parallel.support.checks import over
+
+    @smp.step
+    def train(model: torch.nn.Module, x: torch.Tensor) -> None:
+        model.backward((model(x) ** 2).mean())
+
+    found = {}
+    for degree in (0, 2, 4):
+        over()
+        smp.init({"hybrid_shard_degree": degree})
+        net = torch.nn.Linear(1000, 1000, bias=False)  # as few elements as are cut by default
+        with torch.no_grad():
+            torch.arange(1e6, out=net.weight.data.view(-1))
+            net.weight /= 1e6
+        whole = torch.nn.Linear(1000, 1000, bias=False)
+        whole.load_state_dict(net.state_dict())
+        model = smp.DistributedModel(net)
+        (held,) = model.local_parameters()
+        here = held.to_local() if isinstance(held, DTensor) else held
+        share, place = here.nbytes / 4e6, float(here.detach().view(-1)[0])
+        torch.manual_seed(3)
+        batches = torch.randn(smp.dp_size(), 2, 1000)
+        train(model, batches[smp.dp_rank()])
+        (whole(batches.flatten(0, 1)) ** 2).mean().backward()
+        grad = held.grad.to_local() if isinstance(held, DTensor) else held.grad
+        first = round(place * 1000)
+        wanted = whole.weight.grad[first : first + len(grad)]
+        torch.testing.assert_close(grad, wanted, rtol=1e-4, atol=1e-6)
+        found[str(degree)] = [share, place]
+    return found
+
+
+def test_hybrid_shard_degree_is_over_how_many_neighbours_parameters_are_cut() -> None:
+    found = results(run_ranks(parts_by_degree, 4, limit_s=LIMIT_S))
+    assert [rank["0"] for rank in found] == [[1, 0]] * 4
+    assert [rank["2"] for rank in found] == [[0.5, 0], [0.5, 0.5]] * 2
+    assert [rank["4"] for rank in found] == [[0.25, at / 4] for at in range(4)]
+
+
 REPLICAS: dict[str, object] = {"ddp": True}
 # what a stage has is compared with what it had in another session, so it is not cut by measurement
 STAGES: dict[str, object] = {"pipeline_parallel_degree": 2, "skip_tracing": True}

@@ -2,7 +2,7 @@
 test that proves its effect: without that effect the test fails.
 
 A method is written with its class, an argument that matters by itself in brackets. Tests are those
-of this folder's unit/ and ranks/; `FILE::TEST[CASE]` where one case proves it.
+of the folder above; `FILE::TEST[CASE]` where one case proves it.
 """
 
 from __future__ import annotations
@@ -30,6 +30,10 @@ def _replicas(check: str) -> str:
     return f"ranks/test_mp_data_parallel.py::test_replicas[gloo-2-{check}]"
 
 
+def _cut(check: str) -> str:
+    return f"steps/test_mp_steps.py::test_steps_of_two_ranks[ranks_keys-{check}]"
+
+
 _BY_PLACEMENT = "test_groups_follow_the_placement"
 _OPTIONS_OF_SAVING = "test_arguments_of_save_checkpoint_count"
 _OPTIONS_OF_RESUMING = "test_arguments_of_resume_from_checkpoint_count"
@@ -38,11 +42,8 @@ _LOCAL = "test_what_is_local_is_all_of_the_module"
 P0: Mapping[str, str] = {
     "__version__": f"{_NAMES}::test_the_version_is_of_the_last_documented_api_and_muster",
     "init": f"{_OBJECTS}::test_objects_arrive_in_order_whatever_they_are[gloo]",
-    **_all(
-        ("is_initialized", "is_tracing"),
-        _SESSION,
-        "test_a_process_alone_is_every_rank_of_every_group",
-    ),
+    "is_initialized": f"{_SESSION}::test_a_process_alone_is_every_rank_of_every_group",
+    "is_tracing": _cut("a_model_is_told_while_it_is_traced"),
     # the step function, and what it gives back
     "step": f"{_STEP}::test_the_body_runs_once_for_each_microbatch_in_order",
     **_all(
@@ -96,17 +97,14 @@ P0: Mapping[str, str] = {
     "DistributedModel.backward": (
         f"{_MODEL}::test_backward_takes_several_tensors_and_their_gradients"
     ),
-    **_all(
-        [
-            f"DistributedModel.{each}"
-            for each in (
-                "partitioned", "get_module", "local_parameters", "local_named_parameters",
-                "local_buffers", "local_named_buffers", "local_modules", "local_named_modules",
-            )
-        ],
-        _MODEL,
-        _LOCAL,
-    ),
+    **_all(("DistributedModel.partitioned", "DistributedModel.get_module"), _MODEL, _LOCAL),
+    **{
+        f"DistributedModel.local_{each}": _cut("what_is_local_is_what_this_rank_has")
+        for each in (
+            "parameters", "named_parameters", "buffers", "named_buffers", "modules",
+            "named_modules",
+        )
+    },
     **_all(
         ("DistributedModel.state_dict", "DistributedModel.local_state_dict"),
         _MODEL,

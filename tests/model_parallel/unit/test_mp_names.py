@@ -21,6 +21,10 @@ pytestmark = pytest.mark.torch
 
 FOLDER = Path(__file__).parents[1]
 ELSEWHERE = {"smp_slice"}  # a method of a script's own objects
+SCRIPTS = {  # of the tests whose cases are checks in a script of ranks
+    "test_replicas": "ranks/ranks_data_parallel.py",
+    "test_steps_of_two_ranks": "steps/ranks_keys.py",
+}
 FAMILIES = ["bert", "gpt2", "gptj", "gptneo", "gptneox", "roberta"]
 IMPORTED = [
     ("torch.amp", "GradScaler"),
@@ -61,10 +65,10 @@ def test_every_name_that_scripts_cannot_do_without_has_a_test_of_its_effect():
         file, _, function = test.partition("::")
         text = (FOLDER / file).read_text()
         assert f"\ndef {function.partition('[')[0]}(" in text, f"{name}: there is no {test}"
-        check = re.search(r"-(\w+)\]$", function)
-        if check and "replicas" in function:
-            checks = (FOLDER / "ranks/ranks_data_parallel.py").read_text()
-            assert f"\ndef {check[1]}(" in checks, f"{name}: there is no check {check[1]}"
+        for cases, script in SCRIPTS.items():
+            check = re.fullmatch(rf"{cases}\[.*-(\w+)\]", function)
+            checks = (FOLDER / script).read_text()
+            assert not check or f"\ndef {check[1]}(" in checks, f"{name}: there is no {check[1]}"
 
 
 def test_a_model_is_wrapped_under_its_longer_name():

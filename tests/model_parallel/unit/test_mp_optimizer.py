@@ -62,6 +62,21 @@ def test_schedulers_of_torch_drive_it(is_made_before: bool) -> None:
         torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=1, total_steps=3)
 
 
+def test_both_keys_of_half_precision_are_one() -> None:
+    found = []
+    for key in ("fp16", "fp16_params"):
+        with alone(**{key: True}):
+            model = DistributedModel(linear())
+            optimizer = sgd(model)
+            model.backward(model(torch.ones(1, 3, dtype=torch.float16)).sum())
+            optimizer.step()
+            masters = optimizer.state_dict()["master_weights"].values()
+            assert {one.dtype for one in model.parameters()} == {torch.float16}
+            assert {one.dtype for one in masters} == {torch.float32}
+            found.append([*model.parameters(), *masters])
+    assert len(found[0]) == 4 and all(map(torch.equal, *found))
+
+
 def test_step_and_zero_grad_are_the_wrapped_ones() -> None:
     with alone():
         module = linear()

@@ -134,6 +134,33 @@ def test_a_process_alone_is_every_rank_of_every_group():
 
 
 @pytest.mark.torch
+@pytest.mark.parametrize("horizon", [1, 3])
+@pytest.mark.parametrize("key", ["offload_activations", "sm_activation_offloading"])
+def test_activations_leave_a_gpu_by_either_key_and_come_back_so_far_ahead(
+    key, horizon, monkeypatch, caplog
+):
+    """What `init` decides for a GPU, which is not used: this machine may have none."""
+    import torch
+    import torch.distributed as dist
+
+    from tests.model_parallel.support.alone import alone
+
+    with alone(**{key: True}) as session:
+        assert session.offload is None
+    assert "not offloaded: they are in the host's memory already" in caplog.text
+    monkeypatch.setattr("muster_modelparallel.run.mesh._device", lambda me: torch.device("cuda"))
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for is_on in (True, False):
+            with alone(**{key: is_on, "activation_loading_horizon": horizon}) as session:
+                assert (session.offload is not None) == is_on
+                assert not is_on or session.offload.horizon == horizon
+    finally:
+        dist.destroy_process_group()
+
+
+@pytest.mark.torch
 def test_a_value_whose_work_is_not_built_is_refused_by_name():
     from muster_modelparallel.run.session import refuse_unbuilt
 

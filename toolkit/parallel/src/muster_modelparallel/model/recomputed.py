@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from muster_modelparallel.model.trace import Enter, Event, Exit, Leaf, Region
+from muster_modelparallel.model.trace import Enter, Event, Exit, Leaf, Op, Region
 
 Used = Iterable[tuple[int, bool]]
 """Storages, and whether the tensor needs a gradient."""
@@ -97,7 +97,16 @@ def sealed(events: Sequence[Event], regions: Sequence[Region]) -> frozenset[str]
     return frozenset(found - {""})
 
 
-def returned_in(events: Sequence[Event], region: Region) -> set[int]:
-    """Storages that modules return in it."""
-    exits = (event for event in events[region.begin : region.end] if isinstance(event, Exit))
-    return {leaf.storage for event in exits for leaf in event.leaves if leaf.meta is not None}
+def returned_in(events: Sequence[Event], region: Region) -> frozenset[int]:
+    """Storages that modules return in it, and of which its own code then makes no view and changes
+    nothing: what such code makes of them is a result of code."""
+    found, depth = frozenset[int](), 0
+    for event in events[region.begin : region.end]:
+        if isinstance(event, Enter):
+            depth += 1
+        elif isinstance(event, Exit):
+            depth -= 1
+            found |= {leaf.storage for leaf in event.leaves if leaf.meta is not None}
+        elif isinstance(event, Op) and not depth and not event.makes:
+            found -= set(event.reads)
+    return found

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
+from muster_modelparallel.model.recomputed import returned_in
 from muster_modelparallel.model.trace import Enter, Exit, Leaf, Meta, Op, Trace
 
 Kind = Literal["input", "parameter", "value", "inside"]
@@ -228,8 +229,7 @@ class _Walk:
         for region in self._trace.regions:
             calls = [at for at, c in enumerate(self._calls) if region.begin <= c.first < region.end]
             if calls:
-                leaves = (leaf for at in calls for leaf in self._calls[at].returned)
-                is_whole = region.results <= {leaf.storage for leaf in leaves}
+                is_whole = region.results <= returned_in(self._trace.events, region)
                 yield Bound(calls[0], calls[-1] if is_whole else last, "reentrant checkpoint")
 
     def _of(self, storages: Any) -> Origins:

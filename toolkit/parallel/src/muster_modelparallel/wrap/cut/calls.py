@@ -4,7 +4,7 @@ exchanges with the other stages."""
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -105,6 +105,18 @@ class Holding:
             if path in self._path_of:
                 return self.rank_of[self._path_of[path]]
         return self.rank_of[0]
+
+    def runs(self, paths: Iterable[str]) -> bool:
+        """Whether a unit of this rank is a module of these names, in it or around it; or none is,
+        of any rank."""
+        names = [f"{path}." for path in paths]
+        units = zip(self.split.calls, self.split.stages, strict=True)
+        about = {
+            self.rank_of[stage]
+            for unit, stage in ((f"{call.path}.", stage) for call, stage in units)
+            if any(name.startswith(unit) or unit.startswith(name) for name in names)
+        }
+        return not about or self.place in about
 
     def holds(self, parameter: str) -> bool:
         """Whether this rank does."""

@@ -99,6 +99,7 @@ def _probed(
         try:
             return probe(
                 module, args, kwargs, parts, session.config.microbatches,
+                timing=not session.config.skip_tracing,
                 hollow=session.has_delayed(module.parameters()),
             )  # fmt: skip
         except SplitError:

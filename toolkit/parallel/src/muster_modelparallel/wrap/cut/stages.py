@@ -156,10 +156,14 @@ class Stages:
         return self._holding is None or self._holding.holds_buffer(name)
 
     def holds_module(self, path: str) -> bool:
-        """Whether any of its parameters, or itself as a unit, is here."""
+        """Whether any of its parameters is here; of one without, whether a unit of this rank is in
+        it, or it in that. All ranks hold what no unit is about."""
         inside = f"{path}." if path else ""
         names = [name for name, _ in self._module.named_parameters() if name.startswith(inside)]
-        return not names or any(map(self.holds, names))
+        if names or self._holding is None:
+            return not names or any(map(self.holds, names))
+        one, every = self._module.get_submodule(path), self._module.named_modules
+        return self._holding.runs(at for at, it in every(remove_duplicate=False) if it is one)
 
     def speaks_for(self, parameter: str) -> bool:
         """Whether this rank is the first of those that hold it; before the partition the first of
