@@ -33,7 +33,12 @@ _SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "mem", "mem-per-cpu
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
 # when the job ends, and with which code.
+unset $${!SQUEUE_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an outer job's
 $exports
+# jobs may share a node: ports of this one's own, below those that the kernel gives away
+at=$$((20000 + SLURM_JOB_ID % 6000 * 2))
+export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
+export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
   end=$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
   if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
@@ -42,8 +47,10 @@ if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
 fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
-# not when somebody cancels the job
-goes_on() { [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; }
+goes_on() {  # not when somebody cancels the job; a queue that does not answer says nothing of it
+  state=$$(squeue -h -j "$$SLURM_JOB_ID" -o %T) || return 0
+  [ "$${state:-RUNNING}" = RUNNING ]
+}
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
@@ -123,7 +130,9 @@ def render(job: Submission) -> str:
     made = []
     if job.image and job.request.checkpoint:  # a container binds only what is there
         made = [_in_shell(["mkdir", "-p", job.request.checkpoint])]
-    exports = {"MUSTER_ENGINE": "slurm", "MUSTER_JOB_SECRET_FILE": secret}
+    # the first: else a site's --export=NONE would be srun's as well
+    exports = {"SLURM_EXPORT_ENV": "ALL", "MUSTER_ENGINE": "slurm"}
+    exports["MUSTER_JOB_SECRET_FILE"] = secret
     if job.grace_s is not None:
         exports["MUSTER_STOP_TOTAL_S"] = f"{job.grace_s:g}"
     environ = os.path.join(job.run, ENVIRON)
