@@ -314,16 +314,22 @@ def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path
     assert kept.is_dir()
 
 
-def test_variables_of_sbatch_do_not_overrule_what_was_given(
+def test_variables_do_not_overrule_what_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither sbatch's own, nor those of a job in which somebody types this."""
     sbatch(tmp_path, monkeypatch)
     given = {"PARTITION": "cpu", "WAIT": "1", "ARRAY_INX": "1-3", "SIGNAL": "USR1", "ACCOUNT": "me"}
-    for name, value in given.items():
-        monkeypatch.setenv(f"SBATCH_{name}", value)
-    assert main(["submit", "train.py", "--on", "slurm", "--set", "partition=gpu"]) == 0
-    lines = Path("variables").read_text().splitlines()
-    assert [line for line in lines if line.startswith("SBATCH_")] == ["SBATCH_ACCOUNT=me"]
+    given = {f"SBATCH_{name}": value for name, value in given.items()}
+    given |= {"SLURM_GPUS_PER_NODE": "8", "SLURM_RESTART_COUNT": "3", "SLURM_CONF_X": "1"}
+    for name, value in {**given, "SLURM_CONF": "/c", "SLURM_CLUSTERS": "b"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["submit", "train.py", "--on", "slurm", "--set", "partition=gpu"]
+    for more, kept in (([], {"SLURM_CLUSTERS=b"}), (["--set", "clusters=c"], set())):
+        assert main([*words, "--output", f"run{len(more)}", *more]) == 0
+        lines = Path("variables").read_text().splitlines()
+        found = {line for line in lines if line.startswith(("SBATCH_", "SLURM_"))}
+        assert found == {"SBATCH_ACCOUNT=me", "SLURM_CONF=/c", *kept}
 
 
 def test_a_folder_of_a_job_that_may_begin_is_not_overwritten(
