@@ -35,6 +35,7 @@ _WORDS = {
 
 # of a job in which a person submits another; the excepted ones are about the controller
 _INHERITED = re.compile("SQUEUE_|SLURM_(?!(CONF|CONF_SERVER|CLUSTERS|JWT|TIME_FORMAT)$)")
+_UNOPENED = "0:53"  # of a script that never began: slurmd could not open its output
 _SPELT = {
     "array": "SBATCH_ARRAY_INX",
     "clusters": "SLURM_CLUSTERS",
@@ -121,6 +122,10 @@ def state(job: Submitted) -> JobState:
     word = shown.get("JobState", word)
     if _WORDS.get(word) in (QUEUED, RUNNING):  # it came back meanwhile
         return JobState(_WORDS[word], None, word)
+    if shown.get("ExitCode") == _UNOPENED and folder.summary_code(job.run) is None:
+        log = os.path.join(job.run, ENGINE_LOG)
+        fix = "the run folder must be on a file system that all nodes share"
+        return JobState(FAILED, None, f"the node could not open {log}: {fix}")
     return JobState(*_ended(job, word, shown.get("ExitCode", "")), word)
 
 
