@@ -239,7 +239,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         job(tmp_path, settings={"cpus-per-task": "4", "job-name": "x"}, grace_s=120.0, retries=1)
     )
     assert whole["exclusive"] == "" and whole["mem"] == "0" and "no-requeue" in whole
-    assert "exclusive" not in shared and "mem" not in shared and "requeue" in shared
+    by_gpu = slurm_script.sbatch_options(job(tmp_path, settings={"mem-per-gpu": "100M"}))
+    assert not {"exclusive", "mem"} & {*shared, *by_gpu} and "requeue" in shared
     assert (shared["cpus-per-task"], shared["job-name"]) == ("4", "x")
     assert shared["signal"] == "B:TERM@135"
 

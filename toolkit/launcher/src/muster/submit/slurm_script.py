@@ -28,7 +28,10 @@ DECIDED = {
     **dict.fromkeys(("output", "chdir", "wait", "test-only", "parsable"), "leave it out"),
 }
 # options of jobs that do not take nodes whole
-_SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "mem", "mem-per-cpu", "exclusive")
+_SHARES = (
+    *("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive"),
+    *("mem", "mem-per-cpu", "mem-per-gpu"),
+)
 # `wait` ends early at each signal that is heard; the shell keeps the step's status for the next one
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
