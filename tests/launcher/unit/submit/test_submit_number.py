@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from muster.commands.parser import main
+from muster.submit import folder, slurm
 from tests.launcher.unit.submit.test_submit_script import sbatch
 from tests.support.waiting import wait_until, within
 
@@ -41,6 +42,10 @@ def test_what_a_site_prints_around_the_number_is_not_the_number(
     assert main([*WORDS]) == 0
     kept = json.loads(Path("run/submitted.json").read_text())
     assert kept["job_id"] == "4711" and kept["where"].get("cluster") == where
+    found = folder.submitted("run")
+    assert found is not None
+    words = slurm.inside(found)  # where `muster ps` asks
+    assert words[0] == "srun" and ("--clusters=far" in words) == (where == "far")
 
 
 def test_an_answer_without_a_number_is_told(

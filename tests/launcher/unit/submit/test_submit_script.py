@@ -257,6 +257,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         ({"run": "/shared/a\nb"}, "no line break"),
         ({"kind": "pyxis"}, "says how an image is started"),
         ({"kind": "docker", "image": "x"}, "no way to start an image"),
+        ({"image": "x", "run": "/shared/a:b"}, "'/shared/a:b' cannot be mounted"),
+        ({"image": "x", "run": "/shared/a,b"}, "'/shared/a,b' cannot be mounted"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
@@ -305,6 +307,25 @@ def test_an_image_gets_the_folders_of_the_job(
     found = " ".join(slurm_script.muster(made))
     assert words in found and "/shared/run:/shared/run,/data:/data" in found
     assert ("--nv" in found) == found.startswith("apptainer")
+
+
+def test_folders_that_an_image_cannot_mount_are_refused(tmp_path: Path) -> None:
+    """Also those of channels and checkpoints; without an image they can be."""
+    request = job(tmp_path).request
+    for more in ({"channels": {"train": "/data:1"}}, {"checkpoint": "/kept,1"}):
+        made = job(tmp_path, run="/run", request=request._replace(**more))
+        slurm_script.check(made)
+        with pytest.raises(UsageError, match="cannot be mounted into the image"):
+            slurm_script.check(made._replace(image="x"))
+
+
+@pytest.mark.promise("E03")
+def test_a_stop_starts_no_container(tmp_path: Path) -> None:
+    """To import its image would take longer than the time to save."""
+    made = job(tmp_path, image="me/image")
+    _, seen = run_it(tmp_path, made, 143, NEAR="1")
+    assert '"stop"' not in (seen / "srun").read_text()
+    assert json.loads((seen / "scancel").read_text()) == ["--signal=TERM", "7"]
 
 
 def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path) -> None:

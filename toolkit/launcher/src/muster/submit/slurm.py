@@ -161,7 +161,8 @@ def output(job: Submitted) -> JobOutput:
 
 def inside(job: Submitted) -> list[str]:
     """A step beside the job's own, on its first node."""
-    return shlex.split(job.where["muster"])
+    srun, *words = shlex.split(job.where["muster"])
+    return [srun, *_cluster(job), *words]
 
 
 def _cluster(job: Submitted) -> list[str]:

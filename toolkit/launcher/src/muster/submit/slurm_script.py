@@ -57,7 +57,7 @@ goes_on() {  # not when somebody cancels the job; a queue that does not answer s
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
-  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
+  if goes_on; then $stop scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
 }
 trap stop TERM
 leave() {  # with this code, or the job begins again where that helps
@@ -122,6 +122,10 @@ def check(job: Submission) -> None:
     if job.kind not in ("", *KINDS):
         guess = did_you_mean(job.kind, KINDS, likeness=TYPED)
         raise UsageError(f"--kind {job.kind}: no way to start an image{guess}", listed(KINDS))
+    for path in _mounted(job) if job.image else ():
+        if re.search("[:,]", path):  # they stand between mounts and their ends
+            fix = "name a folder without : and ,"
+            raise UsageError(f"{path!r} cannot be mounted into the image", fix)
 
 
 def render(job: Submission) -> str:
@@ -147,6 +151,8 @@ def render(job: Submission) -> str:
     see = ["sh", "-c", f'test -r "$0" || echo {_UNSEEN}', secret]
     see = [*step, "--quiet", *see] if hosts > 1 else see
     step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
+    # to start an image anew may take longer than the time to save
+    stop = "" if job.image else _in_shell([*beside(job, NUMBER), "stop", "--here", job.run]) + " ||"
     body = _BODY.substitute(
         exports="\n".join(
             [*(f"export {name}={shlex.quote(text)}" for name, text in exports.items()), *made]
@@ -155,7 +161,7 @@ def render(job: Submission) -> str:
         see=_in_shell(see),
         unseen=_UNSEEN,
         folder=shlex.quote(job.run),
-        stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
+        stop=stop,
         retries=job.retries,
         hosts=hosts,
         margin=_grace_s(job) + MARGIN_S,
@@ -196,13 +202,17 @@ def muster(job: Submission) -> list[str]:
     """What follows `srun` and its options to start `muster`."""
     if not job.image:
         return [job.python, "-m", "muster"]
-    checkpoint = [job.request.checkpoint] if job.request.checkpoint else []
-    folders = dict.fromkeys([job.run, *job.request.channels.values(), *checkpoint])
-    mounts = ",".join(f"{one}:{one}" for one in folders)
+    mounts = ",".join(f"{one}:{one}" for one in _mounted(job))
     if (job.kind or ("apptainer" if job.image.endswith(".sif") else "pyxis")) == "pyxis":
         return [f"--container-image={job.image}", f"--container-mounts={mounts}", "muster"]
     # --nv: its GPUs, if the node has any; else apptainer warns
     return ["apptainer", "exec", "--nv", "--bind", mounts, job.image, "muster"]
+
+
+def _mounted(job: Submission) -> list[str]:
+    """The folders that a container gets, each by its own name."""
+    checkpoint = [job.request.checkpoint] if job.request.checkpoint else []
+    return list(dict.fromkeys([job.run, *job.request.channels.values(), *checkpoint]))
 
 
 def _in_shell(words: list[str]) -> str:
