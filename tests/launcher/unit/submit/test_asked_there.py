@@ -108,6 +108,20 @@ def test_a_scontrol_that_fails_says_nothing_about_the_job(
     assert kept is not None and kept.code is None
 
 
+def test_the_rest_of_a_file_is_read_from_the_file_as_it_is_now(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """On NFS an open file may be seconds old, and one that is opened anew is not."""
+    log, now = tmp_path / "engine.log", tmp_path / "now"
+    log.write_text("began\n")
+    tail = follow.FileTail(str(log))
+    tail.more()
+    now.write_text("began\nended\n")
+    now.replace(log)
+    tail.rest()
+    assert capfdbinary.readouterr().out == b"began\nended\n"
+
+
 def test_a_node_that_cannot_see_the_folder_gives_the_script_no_code(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
