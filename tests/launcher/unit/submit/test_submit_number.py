@@ -55,7 +55,7 @@ def test_an_answer_without_a_number_is_told(
     program(tmp_path, "sbatch", "echo welcome")
     program(tmp_path, "squeue", ":")
     assert main([*WORDS]) == 2
-    assert "sbatch said 'welcome' in place of a job's number" in capsys.readouterr().err
+    assert "sbatch said 'welcome', not a job's number" in capsys.readouterr().err
     assert not Path("run").exists()
 
 

@@ -36,12 +36,8 @@ _WORDS = {
 # of a job in which a person submits another; the excepted ones are about the controller
 _INHERITED = re.compile("SQUEUE_|SLURM_(?!(CONF|CONF_SERVER|CLUSTERS|JWT|TIME_FORMAT)$)")
 _UNOPENED = "0:53"  # of a script that never began: slurmd could not open its output
-_SPELT = {
-    "array": "SBATCH_ARRAY_INX",
-    "clusters": "SLURM_CLUSTERS",
-    "mem": "SBATCH_MEM_PER_NODE",
-    "time": "SBATCH_TIMELIMIT",
-}
+_SPELT = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
+_SPELT["clusters"] = "SLURM_CLUSTERS"
 
 
 def check(job: Submission) -> None:
@@ -58,8 +54,7 @@ def hand_over(job: Submission, text: str) -> Submitted:
         rows = (line.strip() for line in reversed(said.splitlines()))  # a wrapper's own come first
         found = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
         if not found:
-            what = client.in_a_sentence(said)
-            raise UsageError(f"sbatch said {what!r} in place of a job's number")
+            raise UsageError(f"sbatch said {client.in_a_sentence(said)!r}, not a job's number")
     except UsageError:  # Slurm may have taken the job, and the answer was lost
         if not (found := _taken(job)):
             raise

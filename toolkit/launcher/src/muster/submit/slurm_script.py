@@ -27,16 +27,15 @@ DECIDED = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "open-mode", "array", "wrap"), "leave it out"),
     **dict.fromkeys(("output", "chdir", "wait", "test-only", "parsable"), "leave it out"),
 }
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # options of jobs that do not take nodes whole
-_SHARES = (
-    *("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive"),
-    *("mem", "mem-per-cpu", "mem-per-gpu"),
-)
+_SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive", *_MEMORY)
 # `wait` ends early at each signal that is heard; the shell keeps the step's status for the next one
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
 # when the job ends, and with which code.
 unset $${!SQUEUE_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an outer job's
+export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
 # jobs may share a node: ports of this one's own, below those that the kernel gives away
 at=$$((20000 + SLURM_JOB_ID % 6000 * 2))
@@ -137,9 +136,7 @@ def render(job: Submission) -> str:
     made = []
     if job.image and job.request.checkpoint:  # a container binds only what is there
         made = [_in_shell(["mkdir", "-p", job.request.checkpoint])]
-    # the first: else a site's --export=NONE would be srun's as well
-    exports = {"SLURM_EXPORT_ENV": "ALL", "MUSTER_ENGINE": "slurm"}
-    exports["MUSTER_JOB_SECRET_FILE"] = secret
+    exports = {"MUSTER_ENGINE": "slurm", "MUSTER_JOB_SECRET_FILE": secret}
     if job.grace_s is not None:
         exports["MUSTER_STOP_TOTAL_S"] = f"{job.grace_s:g}"
     environ = os.path.join(job.run, ENVIRON)
