@@ -106,3 +106,32 @@ def test_a_scontrol_that_fails_says_nothing_about_the_job(
         followed(tmp_path, monkeypatch, "Unable to contact slurm controller")
     kept = folder.submitted("run")
     assert kept is not None and kept.code is None
+
+
+def test_the_rest_of_a_file_is_read_from_the_file_as_it_is_now(
+    tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """On NFS an open file may be seconds old, and one that is opened anew is not."""
+    log, now = tmp_path / "engine.log", tmp_path / "now"
+    log.write_text("began\n")
+    tail = follow.FileTail(str(log))
+    tail.more()
+    now.write_text("began\nended\n")
+    now.replace(log)
+    tail.rest()
+    assert capfdbinary.readouterr().out == b"began\nended\n"
+
+
+def test_a_node_that_cannot_see_the_folder_gives_the_script_no_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The script never began, and its log is empty: the engine's own answer is all there is."""
+    said = "JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53"
+    for name, text in {"squeue": "", "scontrol": f"echo {said}"}.items():
+        (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    found = slurm.state(Submitted("slurm", "7", "train", 1, str(tmp_path)))
+    assert (found.word, found.code) == ("failed", None)
+    assert f"the node could not open {tmp_path}/engine.log" in found.why
+    assert "must be on a file system that all nodes share" in found.why

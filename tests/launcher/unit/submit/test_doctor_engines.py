@@ -10,14 +10,15 @@ import pytest
 from muster.commands.doctor_engines import checked, slurm_findings
 
 UP = "Slurmctld(primary) at ctl is UP"
-CONFIG = "KillWait                = {} sec\nJobRequeue              = {}\nSLURM_VERSION = 22.05.8\n"
+# muster's --requeue counts for more than this JobRequeue
+CONFIG = "KillWait                = {} sec\nJobRequeue              = 0\nSLURM_VERSION = 22.05.8\n"
 
 
 @pytest.mark.parametrize(
     ("answers", "levels"),
     [
-        ((0, UP, CONFIG.format(30, 1), "idle 2\nmixed 1"), ["OK", "OK", "OK"]),
-        ((0, UP, CONFIG.format(10, 0), "down 2"), ["OK", "FAIL", "WARN", "WARN"]),
+        ((0, UP, CONFIG.format(30), "idle 2\nmixed 1"), ["OK", "OK", "OK"]),
+        ((0, UP, CONFIG.format(10), "down 2"), ["OK", "FAIL", "WARN"]),
         ((1, "slurm_ping error", "", ""), ["FAIL"]),
         ((0, "Slurmctld(primary) at ctl is DOWN", "", ""), ["FAIL"]),
     ],

@@ -3,6 +3,7 @@ refused before anything is made."""
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -21,12 +22,15 @@ from tests.support.waiting import within
 # stands for every program of Slurm's that the script calls, and writes down what it was given
 WITNESS = """\
 #!{python}
-import json, os, sys
+import json, os, signal, sys, time
 name = os.path.basename(sys.argv[0])
 with open(os.path.join(os.environ["SEEN"], name), "a") as file:
     file.write(json.dumps(sys.argv[1:]) + "\\n")
 if name == "squeue":
-    print("RUNNING" if "%T" in sys.argv else os.environ.get("END", ""))
+    known = dict(os.environ, STATE=os.environ.get("STATE", "RUNNING"))
+    said = known.get("STATE" if "%T" in sys.argv else "END", "")
+    print(known.get("SQUEUE_FORMAT2", said))
+    sys.exit(not said)
 if name == "srun" and "sh" in sys.argv:
     print(os.environ.get("BLIND", ""))
     sys.exit(int(os.environ.get("UNABLE", "0")))
@@ -34,10 +38,15 @@ if name == "scontrol":
     sys.exit(int(os.environ.get("REFUSED", "0")))
 if name == "srun" and "run" in sys.argv:
     run = sys.argv[sys.argv.index("--output") + 1]
-    with open(os.path.join(os.environ["SEEN"], "end"), "w") as file:
-        file.write(os.environ.get("SLURM_JOB_END_TIME", ""))
+    with open(os.path.join(os.environ["SEEN"], "variables"), "w") as file:
+        json.dump(dict(os.environ), file)
     with open(os.path.join(run, "summary.json"), "w") as file:
         file.write(os.environ.get("SAID", ""))
+    if "NEAR" in os.environ:  # the time limit
+        os.kill(os.getppid(), signal.SIGTERM)
+        queue, until = os.path.join(os.environ["SEEN"], "squeue"), time.monotonic() + 20
+        while "%T" not in open(queue).read() and time.monotonic() < until:
+            time.sleep(0.02)
     sys.exit(int(os.environ["CODE"]))
 """
 
@@ -72,9 +81,13 @@ def run_it(tmp_path: Path, made: Submission, code: int, **environ: str) -> tuple
     return done.returncode, seen
 
 
-def test_every_word_arrives_as_it_was_given(tmp_path: Path) -> None:
-    import json
+def variables(seen: Path) -> dict[str, str]:
+    """Those of the step that runs the job."""
+    found: dict[str, str] = json.loads((seen / "variables").read_text())
+    return found
 
+
+def test_every_word_arrives_as_it_was_given(tmp_path: Path) -> None:
     words = ("--text=a b", "it's", '"$HOME"', "`id`", "line\nbreak", "")
     made = job(tmp_path)
     made = made._replace(request=made.request._replace(arguments=words))
@@ -140,7 +153,49 @@ def test_a_queue_that_does_not_answer_is_no_deadline(
 ) -> None:
     """Of nothing `date` would make the beginning of this day."""
     code, seen = run_it(tmp_path, job(tmp_path), 0, END=said)
-    assert code == 0 and (seen / "end").read_text() == deadline
+    assert code == 0 and variables(seen).get("SLURM_JOB_END_TIME", "") == deadline
+
+
+@pytest.mark.parametrize(
+    ("number", "given", "ports"),
+    [
+        ("7", {}, ("20014", "20015")),
+        ("8", {}, ("20016", "20017")),
+        ("67043327", {}, ("30654", "30655")),
+        ("7", {"MUSTER_CONTROL_PORT": "7776"}, ("7776", "20015")),
+        ("7", {"MUSTER_STORE_PORT": "7777"}, ("20014", "7777")),
+    ],
+)
+def test_jobs_that_share_a_node_have_ports_of_their_own(
+    tmp_path: Path, number: str, given: dict[str, str], ports: tuple[str, str]
+) -> None:
+    """The same on all nodes of a job, and below those that the kernel gives away."""
+    _, seen = run_it(tmp_path, job(tmp_path), 0, SLURM_JOB_ID=number, **given)
+    found = variables(seen)
+    assert (found["MUSTER_CONTROL_PORT"], found["MUSTER_STORE_PORT"]) == ports
+
+
+@pytest.mark.promise("E03")
+@pytest.mark.parametrize("state", ["RUNNING", "", "CANCELLED"])
+def test_only_an_answer_that_says_so_ends_a_job_without_its_stop(
+    tmp_path: Path, state: str
+) -> None:
+    """A queue that is busy may fail: of a job whose limit is near, it says nothing."""
+    made = job(tmp_path, retries=2)
+    _, seen = run_it(tmp_path, made, 143, NEAR="1", STATE=state)
+    stopped = '"stop"' in (seen / "srun").read_text()
+    assert (stopped, (seen / "scontrol").exists()) == ((state != "CANCELLED",) * 2)
+
+
+def test_variables_of_the_clients_change_no_answer_and_lose_no_variable(tmp_path: Path) -> None:
+    """Of a person who likes squeue otherwise, or whose site hands on no variables."""
+    theirs = {"SQUEUE_FORMAT2": "JobID", "SLURM_TIME_FORMAT": "relative"}
+    theirs |= {"SLURM_EXPORT_ENV": "NONE", "SRUN_EXPORT_ENV": "NONE"}
+    _, seen = run_it(tmp_path, job(tmp_path), 0, END="2031-01-01T00:00:00+00:00", **theirs)
+    found = variables(seen)
+    assert found["SLURM_JOB_END_TIME"] == "1924992000"
+    assert found["SLURM_EXPORT_ENV"] == "ALL"
+    assert not {"SRUN_EXPORT_ENV", "SLURM_TIME_FORMAT"} & found.keys()
 
 
 def test_an_attempt_does_not_inherit_the_outcome_of_the_one_before(tmp_path: Path) -> None:
@@ -184,7 +239,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         job(tmp_path, settings={"cpus-per-task": "4", "job-name": "x"}, grace_s=120.0, retries=1)
     )
     assert whole["exclusive"] == "" and whole["mem"] == "0" and "no-requeue" in whole
-    assert "exclusive" not in shared and "mem" not in shared and "requeue" in shared
+    by_gpu = slurm_script.sbatch_options(job(tmp_path, settings={"mem-per-gpu": "100M"}))
+    assert not {"exclusive", "mem"} & {*shared, *by_gpu} and "requeue" in shared
     assert (shared["cpus-per-task"], shared["job-name"]) == ("4", "x")
     assert shared["signal"] == "B:TERM@135"
 
@@ -201,6 +257,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         ({"run": "/shared/a\nb"}, "no line break"),
         ({"kind": "pyxis"}, "says how an image is started"),
         ({"kind": "docker", "image": "x"}, "no way to start an image"),
+        ({"image": "x", "run": "/shared/a:b"}, "'/shared/a:b' cannot be mounted"),
+        ({"image": "x", "run": "/shared/a,b"}, "'/shared/a,b' cannot be mounted"),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path: Path, more: dict[str, object], said: str) -> None:
@@ -251,6 +309,25 @@ def test_an_image_gets_the_folders_of_the_job(
     assert ("--nv" in found) == found.startswith("apptainer")
 
 
+def test_folders_that_an_image_cannot_mount_are_refused(tmp_path: Path) -> None:
+    """Also those of channels and checkpoints; without an image they can be."""
+    request = job(tmp_path).request
+    for more in ({"channels": {"train": "/data:1"}}, {"checkpoint": "/kept,1"}):
+        made = job(tmp_path, run="/run", request=request._replace(**more))
+        slurm_script.check(made)
+        with pytest.raises(UsageError, match="cannot be mounted into the image"):
+            slurm_script.check(made._replace(image="x"))
+
+
+@pytest.mark.promise("E03")
+def test_a_stop_starts_no_container(tmp_path: Path) -> None:
+    """To import its image would take longer than the time to save."""
+    made = job(tmp_path, image="me/image")
+    _, seen = run_it(tmp_path, made, 143, NEAR="1")
+    assert '"stop"' not in (seen / "srun").read_text()
+    assert json.loads((seen / "scancel").read_text()) == ["--signal=TERM", "7"]
+
+
 def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path) -> None:
     kept = tmp_path / "new" / "checkpoints"
     made = job(tmp_path, image="/images/it.sif")
@@ -259,16 +336,22 @@ def test_a_checkpoint_folder_is_there_before_a_container_binds_it(tmp_path: Path
     assert kept.is_dir()
 
 
-def test_variables_of_sbatch_do_not_overrule_what_was_given(
+def test_variables_do_not_overrule_what_was_given(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Neither sbatch's own, nor those of a job in which somebody types this."""
     sbatch(tmp_path, monkeypatch)
     given = {"PARTITION": "cpu", "WAIT": "1", "ARRAY_INX": "1-3", "SIGNAL": "USR1", "ACCOUNT": "me"}
-    for name, value in given.items():
-        monkeypatch.setenv(f"SBATCH_{name}", value)
-    assert main(["submit", "train.py", "--on", "slurm", "--set", "partition=gpu"]) == 0
-    lines = Path("variables").read_text().splitlines()
-    assert [line for line in lines if line.startswith("SBATCH_")] == ["SBATCH_ACCOUNT=me"]
+    given = {f"SBATCH_{name}": value for name, value in given.items()}
+    given |= {"SLURM_GPUS_PER_NODE": "8", "SLURM_RESTART_COUNT": "3", "SLURM_CONF_X": "1"}
+    for name, value in {**given, "SLURM_CONF": "/c", "SLURM_CLUSTERS": "b"}.items():
+        monkeypatch.setenv(name, value)
+    words = ["submit", "train.py", "--on", "slurm", "--set", "partition=gpu"]
+    for more, kept in (([], {"SLURM_CLUSTERS=b"}), (["--set", "clusters=c"], set())):
+        assert main([*words, "--output", f"run{len(more)}", *more]) == 0
+        lines = Path("variables").read_text().splitlines()
+        found = {line for line in lines if line.startswith(("SBATCH_", "SLURM_"))}
+        assert found == {"SBATCH_ACCOUNT=me", "SLURM_CONF=/c", *kept}
 
 
 def test_a_folder_of_a_job_that_may_begin_is_not_overwritten(

@@ -66,9 +66,6 @@ def slurm_findings(code: int, ping: str, config: str, nodes: str) -> Iterator[tu
             )
         else:
             yield "KillWait", fine(text)
-    if said.get("JobRequeue") == "0":
-        breaks = "the second attempt of a job that lost a node or met its time limit"
-        yield "JobRequeue", warn("off", breaks, "muster submit --retries 0, or " + ELSEWHERE)
 
 
 def _kubernetes() -> Iterator[tuple[str, Finding]]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import chain
 
 from muster.types.cluster import address_of
 from muster.types.engine import Engine
@@ -15,7 +16,8 @@ DEFAULT_INTERFACE = "eth0"
 
 class Whereabouts(NamedTuple):
     """`names` of all hosts; `addresses` by name, as far as they are known; `interface`: the one
-    that leads to the leader, on the leader the default route's."""
+    that leads to the leader, on the leader its name's, else the one that leads to the next host,
+    else the default route's."""
 
     names: tuple[str, ...]
     addresses: Mapping[str, str]
@@ -31,7 +33,7 @@ def host_names(engine: Engine) -> tuple[str, ...]:
 
 
 def find_place(engine: Engine) -> Whereabouts:
-    """Sends nothing, but may ask the resolver once for the leader's name."""
+    """Sends nothing, but may ask the resolver for the names of the leader and the next host."""
     from muster.stage.machine.network import resolve, route_source
     from muster.stage.machine.probe import interfaces
 
@@ -43,15 +45,19 @@ def find_place(engine: Engine) -> Whereabouts:
         return Whereabouts(names, {}, DEFAULT_INTERFACE)
     here = interfaces()
     held = {one.address: one.name for one in here}
-    if engine.host_index == 0:
-        routes: tuple[str, ...] = tuple(resolve(names[0], addresses))
-        routes += tuple(map(route_source, _FAR))
-    else:
-        found = resolve(names[0], addresses) or list(_FAR)
-        routes = tuple(map(route_source, found))
+
+    def ways() -> Iterator[str]:
+        if engine.host_index:
+            yield from map(route_source, resolve(names[0], addresses) or _FAR)
+            return
+        yield from resolve(names[0], addresses)
+        if engine.names:  # the leader's own may be at 127.0.1.1, as Debian has it
+            yield from map(route_source, resolve(names[1], addresses))
+        yield from map(route_source, _FAR)
+
     real = [one.address for one in here if not one.address.startswith("127.")]
-    known = [address for address in routes if address in held and held[address] != "lo"]
-    own = next(iter((*known, *real)), "")
+    known = (address for address in ways() if held.get(address, "lo") != "lo")
+    own = next(chain(known, real), "")
     me = names[engine.host_index]
     if engine.nameless and own and (engine.host_index or not engine.leader or addresses):
         addresses.setdefault(me, own)

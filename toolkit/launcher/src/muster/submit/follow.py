@@ -85,6 +85,7 @@ class FileTail:
     def __init__(self, path: str) -> None:
         self._path = path
         self._fd = -1
+        self._seen = 0
 
     def more(self) -> None:
         """Passes on what is new."""
@@ -93,13 +94,15 @@ class FileTail:
                 self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
             except OSError:
                 return
-        while data := os.read(self._fd, MAX_READ_BYTES):
+        while data := os.pread(self._fd, MAX_READ_BYTES, self._seen):
+            self._seen += len(data)
             sys.stdout.buffer.write(data)
             sys.stdout.buffer.flush()
 
     def rest(self) -> None:
         """Passes on what is left, and closes the file."""
-        self.more()
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        for _ in range(2):  # on NFS one that is opened anew has what others wrote last
+            self.more()
+            if self._fd >= 0:
+                os.close(self._fd)
+                self._fd = -1

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 
-from muster.arguments import UsageError
+from muster.arguments import UsageError, tell
 from muster.local.record.layout import BATCH_SCRIPT, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
 from muster.submit.follow import FileTail
@@ -32,7 +33,11 @@ _WORDS = {
     "CANCELLED": STOPPED,
 }
 
+# of a job in which a person submits another; the excepted ones are about the controller
+_INHERITED = re.compile("SQUEUE_|SLURM_(?!(CONF|CONF_SERVER|CLUSTERS|JWT|TIME_FORMAT)$)")
+_UNOPENED = "0:53"  # of a script that never began: slurmd could not open its output
 _SPELT = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
+_SPELT["clusters"] = "SLURM_CLUSTERS"
 
 
 def check(job: Submission) -> None:
@@ -45,13 +50,18 @@ def hand_over(job: Submission, text: str) -> Submitted:
     path = os.path.join(job.run, BATCH_SCRIPT)
     folder.write_private(path, text)
     try:
-        said = client.answer(["sbatch", "--parsable", path], environ=_environ(job)).strip()
+        said = client.answer(["sbatch", "--parsable", path], environ=_environ(job))
+        rows = (line.strip() for line in reversed(said.splitlines()))  # a wrapper's own come first
+        found = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
+        if not found:
+            raise UsageError(f"sbatch said {client.in_a_sentence(said)!r}, not a job's number")
     except UsageError:  # Slurm may have taken the job, and the answer was lost
-        if not (said := _taken(job)):
+        if not (found := _taken(job)):
             raise
-    number, _, cluster = said.partition(";")
-    if not number.isdecimal():
-        raise UsageError(f"sbatch said {client.in_a_sentence(said)!r} in place of a job's number")
+    except KeyboardInterrupt:
+        if not (found := _taken(job)) or _taken_back(found):
+            raise
+    number, _, cluster = found.partition(";")
     where = {"muster": shlex.join(slurm_script.beside(job, number))}
     if cluster:
         where["cluster"] = cluster
@@ -60,18 +70,31 @@ def hand_over(job: Submission, text: str) -> Submitted:
 
 def _environ(job: Submission) -> dict[str, str]:
     """Without what would overrule --set or muster: sbatch's variables count for more than the lines
-    of a script."""
+    of a script, and those of a job around this one would be the new job's."""
     given = {*job.settings, *slurm_script.DECIDED, "requeue", "no-requeue"}
     names = {f"SBATCH_{name.upper().replace('-', '_')}" for name in given}
     names |= {_SPELT[name] for name in given if name in _SPELT}
+    names |= {name for name in os.environ if _INHERITED.match(name)}
     return {name: value for name, value in os.environ.items() if name not in names}
+
+
+def _taken_back(number: str) -> bool:
+    """Whether the job of somebody who did not wait for its number has gone."""
+    try:
+        client.answer(["scancel", number])
+    except UsageError as error:
+        tell(f"muster submit: {error.message}; the job stays in the queue\n")
+        return False
+    tell(f"muster submit: cancelled slurm job {number}\n")
+    return True
 
 
 def _taken(job: Submission) -> str:
     """The number of the queued job that has this run folder, "" where there is none."""
     try:
         asked = ["squeue", "-h", f"--name={job.name}", "-o", "%i %Z"]
-        rows = (line.split(" ", 1) for line in client.answer(asked).splitlines())
+        said = client.answer(asked, environ=_environ(job))
+        rows = (line.split(" ", 1) for line in said.splitlines())
         return next((number for number, folder in rows if folder == job.run), "")
     except (UsageError, ValueError):
         return ""
@@ -96,6 +119,10 @@ def state(job: Submitted) -> JobState:
     word = shown.get("JobState", word)
     if _WORDS.get(word) in (QUEUED, RUNNING):  # it came back meanwhile
         return JobState(_WORDS[word], None, word)
+    if shown.get("ExitCode") == _UNOPENED and folder.summary_code(job.run) is None:
+        log = os.path.join(job.run, ENGINE_LOG)
+        fix = "the run folder must be on a file system that all nodes share"
+        return JobState(FAILED, None, f"the node could not open {log}: {fix}")
     return JobState(*_ended(job, word, shown.get("ExitCode", "")), word)
 
 
@@ -135,7 +162,8 @@ def output(job: Submitted) -> JobOutput:
 
 def inside(job: Submitted) -> list[str]:
     """A step beside the job's own, on its first node."""
-    return shlex.split(job.where["muster"])
+    srun, *words = shlex.split(job.where["muster"])
+    return [srun, *_cluster(job), *words]
 
 
 def _cluster(job: Submitted) -> list[str]:

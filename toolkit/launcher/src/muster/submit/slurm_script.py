@@ -27,13 +27,20 @@ DECIDED = {
     **dict.fromkeys(("ntasks", "ntasks-per-node", "open-mode", "array", "wrap"), "leave it out"),
     **dict.fromkeys(("output", "chdir", "wait", "test-only", "parsable"), "leave it out"),
 }
+_MEMORY = ("mem", "mem-per-cpu", "mem-per-gpu")
 # options of jobs that do not take nodes whole
-_SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "mem", "mem-per-cpu", "exclusive")
+_SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive", *_MEMORY)
 # `wait` ends early at each signal that is heard; the shell keeps the step's status for the next one
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
 # when the job ends, and with which code.
+unset $${!SQUEUE_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an outer job's
+export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
+# jobs may share a node: ports of this one's own, below those that the kernel gives away
+at=$$((20000 + SLURM_JOB_ID % 6000 * 2))
+export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
+export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
   end=$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
   if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
@@ -42,12 +49,14 @@ if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
 fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
-# not when somebody cancels the job
-goes_on() { [ "$$(squeue -h -j "$$SLURM_JOB_ID" -o %T)" = RUNNING ]; }
+goes_on() {  # not when somebody cancels the job; a queue that does not answer says nothing of it
+  state=$$(squeue -h -j "$$SLURM_JOB_ID" -o %T) || return 0
+  [ "$${state:-RUNNING}" = RUNNING ]
+}
 told=0
 stop() {  # the time limit is near, or another job needs the nodes: the ranks get time to save
   told=$$((told + 1))
-  if goes_on; then $stop || scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
+  if goes_on; then $stop scancel --signal=TERM "$$SLURM_JOB_ID"; fi  # its steps
 }
 trap stop TERM
 leave() {  # with this code, or the job begins again where that helps
@@ -112,6 +121,10 @@ def check(job: Submission) -> None:
     if job.kind not in ("", *KINDS):
         guess = did_you_mean(job.kind, KINDS, likeness=TYPED)
         raise UsageError(f"--kind {job.kind}: no way to start an image{guess}", listed(KINDS))
+    for path in _mounted(job) if job.image else ():
+        if re.search("[:,]", path):  # they stand between mounts and their ends
+            fix = "name a folder without : and ,"
+            raise UsageError(f"{path!r} cannot be mounted into the image", fix)
 
 
 def render(job: Submission) -> str:
@@ -135,6 +148,8 @@ def render(job: Submission) -> str:
     see = ["sh", "-c", f'test -r "$0" || echo {_UNSEEN}', secret]
     see = [*step, "--quiet", *see] if hosts > 1 else see
     step += ["--kill-on-bad-exit=0", "--wait=0", "--cpu-bind=none", *muster(job)]
+    # to start an image anew may take longer than the time to save
+    stop = "" if job.image else _in_shell([*beside(job, NUMBER), "stop", "--here", job.run]) + " ||"
     body = _BODY.substitute(
         exports="\n".join(
             [*(f"export {name}={shlex.quote(text)}" for name, text in exports.items()), *made]
@@ -143,7 +158,7 @@ def render(job: Submission) -> str:
         see=_in_shell(see),
         unseen=_UNSEEN,
         folder=shlex.quote(job.run),
-        stop=_in_shell([*beside(job, NUMBER), "stop", "--here", job.run]),
+        stop=stop,
         retries=job.retries,
         hosts=hosts,
         margin=_grace_s(job) + MARGIN_S,
@@ -184,13 +199,17 @@ def muster(job: Submission) -> list[str]:
     """What follows `srun` and its options to start `muster`."""
     if not job.image:
         return [job.python, "-m", "muster"]
-    checkpoint = [job.request.checkpoint] if job.request.checkpoint else []
-    folders = dict.fromkeys([job.run, *job.request.channels.values(), *checkpoint])
-    mounts = ",".join(f"{one}:{one}" for one in folders)
+    mounts = ",".join(f"{one}:{one}" for one in _mounted(job))
     if (job.kind or ("apptainer" if job.image.endswith(".sif") else "pyxis")) == "pyxis":
         return [f"--container-image={job.image}", f"--container-mounts={mounts}", "muster"]
     # --nv: its GPUs, if the node has any; else apptainer warns
     return ["apptainer", "exec", "--nv", "--bind", mounts, job.image, "muster"]
+
+
+def _mounted(job: Submission) -> list[str]:
+    """The folders that a container gets, each by its own name."""
+    checkpoint = [job.request.checkpoint] if job.request.checkpoint else []
+    return list(dict.fromkeys([job.run, *job.request.channels.values(), *checkpoint]))
 
 
 def _in_shell(words: list[str]) -> str:

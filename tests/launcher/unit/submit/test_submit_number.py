@@ -1,0 +1,86 @@
+"""The number of a job that Slurm has taken, whatever became of sbatch's answer."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from muster.commands.parser import main
+from muster.submit import folder, slurm
+from tests.launcher.unit.submit.test_submit_script import sbatch
+from tests.support.waiting import wait_until, within
+
+WORDS = ("submit", "train.py", "--on", "slurm", "--output", "run")
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.mark.parametrize(
+    ("said", "where"),
+    [
+        ("echo Project has 1234 core hours left; echo; echo 4711", None),
+        ("echo 99; echo '4711;far'; echo 7 hours left", "far"),
+        ("echo Submitted", None),
+    ],
+)
+def test_what_a_site_prints_around_the_number_is_not_the_number(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, where: str | None
+) -> None:
+    """And an answer without one is as good as none: the queue is asked."""
+    sbatch(tmp_path, monkeypatch)
+    program(tmp_path, "sbatch", said)
+    program(tmp_path, "squeue", f"echo 4710 /else; echo 4711 {tmp_path}/run")
+    assert main([*WORDS]) == 0
+    kept = json.loads(Path("run/submitted.json").read_text())
+    assert kept["job_id"] == "4711" and kept["where"].get("cluster") == where
+    found = folder.submitted("run")
+    assert found is not None
+    words = slurm.inside(found)  # where `muster ps` asks
+    assert words[0] == "srun" and ("--clusters=far" in words) == (where == "far")
+
+
+def test_an_answer_without_a_number_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sbatch(tmp_path, monkeypatch)
+    program(tmp_path, "sbatch", "echo welcome")
+    program(tmp_path, "squeue", ":")
+    assert main([*WORDS]) == 2
+    assert "sbatch said 'welcome', not a job's number" in capsys.readouterr().err
+    assert not Path("run").exists()
+
+
+@pytest.mark.parametrize("refused", [False, True])
+def test_who_interrupts_the_submission_leaves_no_job_that_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: bool
+) -> None:
+    """Slurm has taken the job, and its answer is on the way. One that cannot be ended keeps its
+    folder."""
+    sbatch(tmp_path, monkeypatch)
+    program(tmp_path, "sbatch", "touch taken; exec tail -f /dev/null")
+    program(tmp_path, "squeue", f"echo 4711 {tmp_path}/run")
+    program(tmp_path, "scancel", "exit 1" if refused else 'echo "$@" >cancelled')
+    submit = subprocess.Popen(
+        [sys.executable, "-m", "muster", *WORDS],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    wait_until(Path("taken").exists, 30, lambda: "sbatch was not asked")
+    os.killpg(submit.pid, signal.SIGINT)
+    _, err = submit.communicate(timeout=within(30))
+    if refused:
+        assert "the job stays in the queue" in err and "slurm job 4711, in run" in err
+        assert Path("run/submitted.json").exists()
+    else:
+        assert "cancelled slurm job 4711" in err and submit.returncode in (130, -signal.SIGINT)
+        assert Path("cancelled").read_text() == "4711\n" and not Path("run").exists()
