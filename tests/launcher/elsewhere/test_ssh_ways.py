@@ -16,7 +16,7 @@ from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
 from tests.launcher.elsewhere.test_ssh_hosts import SCRIPT, Place, result
 from tests.support.waiting import wait_until
 
-NAMES = tuple(f"host-{place}" for place in range(5))
+NAMES = tuple(f"host-{place}" for place in range(16))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def nothing_left(place: Place) -> None:
 
 def test_hosts_behind_another_one_by_shared_connections(place: Place) -> None:
     """The connections that ssh keeps open for the next command do not keep the job."""
-    behind = NAMES[1:]
+    behind = NAMES[1:5]
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # paths of sockets are
         ways = ("ProxyJump=host-0", "ControlMaster=auto", "ControlPersist=2")
         ways += (f"ControlPath={short}/%C",)
@@ -49,6 +49,13 @@ def test_hosts_behind_another_one_by_shared_connections(place: Place) -> None:
     assert {path.name for path in (place.folder / "run/model").iterdir()} == {
         f"weights-{name}" for name in behind
     }
+    nothing_left(place)
+
+
+def test_many_hosts_behind_one_that_takes_few_at_a_time(place: Place) -> None:
+    behind = NAMES[1:]
+    code, out, err = result(place.start("--set", "ProxyJump=host-0", file="\n".join(behind)))
+    assert code == 0 and out.count("said ") == len(behind), err
     nothing_left(place)
 
 

@@ -32,6 +32,7 @@ from muster.types.names import counted
 from muster.types.plain import shortened
 from muster.version import __version__
 
+GREET_AT_ONCE = 8  # a sshd, as that of a jump host, refuses some from the 10th login at a time on
 GREET_S = 90.0  # until all hosts have the code, or one of them says something
 FIRST_END_S = 5.0  # for the others, once a host's part has ended
 END_S = 30.0  # beyond a stop's time, until hosts send their records
@@ -100,29 +101,34 @@ class Attendance:
     def _connect(self) -> None:
         """Every host has request and code, or none starts."""
         screen = Printed()
-        for index, host in enumerate(self._hosts):
-            argv = [*ssh(host, self._job.settings), attended(self._job.python)]
-            unpacker = Unpacker(self._job.run, host.name, leads=not index)
-            moved = partial(self._events.put, Event(index, frames.CODE, b""))
-            task = partial(give, self._job, self._hosts, index, moved)
-            try:
-                link = Link(index, host, argv, task, unpacker, screen, self._events)
-            except OSError as error:
-                raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
-            self._links.append(link)
         last = time.monotonic()
         while len(self._ready) < len(self._hosts):
+            room = len(self._pythons) + GREET_AT_ONCE
+            for index in range(len(self._links), min(room, len(self._hosts))):
+                self._links.append(self._link(index, screen))
             event = self._next(last + GREET_S)
             if event is None:
                 if time.monotonic() < last + GREET_S:
                     continue
-                silent = [h.name for i, h in enumerate(self._hosts) if i not in self._ready]
+                asked = self._hosts[: len(self._links)]
+                silent = [h.name for i, h in enumerate(asked) if i not in self._ready]
                 what = f"{', '.join(silent)} did not answer within {GREET_S:.0f} s"
                 raise UsageError(shortened(what), "nothing was started on any host")
             last = time.monotonic()
             if event.host == SIGNAL:
                 raise KeyboardInterrupt
             self._greeted(event)
+
+    def _link(self, index: int, screen: Printed) -> Link:
+        host = self._hosts[index]
+        argv = [*ssh(host, self._job.settings), attended(self._job.python)]
+        unpacker = Unpacker(self._job.run, host.name, leads=not index)
+        moved = partial(self._events.put, Event(index, frames.CODE, b""))
+        task = partial(give, self._job, self._hosts, index, moved)
+        try:
+            return Link(index, host, argv, task, unpacker, screen, self._events)
+        except OSError as error:
+            raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
 
     def _greeted(self, event: Event) -> None:
         """One step of a host towards the start. Raises UsageError for one that will not start."""
