@@ -93,6 +93,7 @@ def ssh_hosts(folder: Path, names: Sequence[str]) -> Iterator[Desk]:
         "PermitRootLogin yes\nLogLevel INFO\n"
         # as by default, where from the 10th on that has not logged in only some are refused
         "MaxStartups 10:100:10\n"
+        f"SetEnv PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"  # the code under test
     )
     (folder / "passwd").write_text(
         f"root:x:0:0::{folder}/home:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"

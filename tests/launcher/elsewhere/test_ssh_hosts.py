@@ -56,7 +56,8 @@ class Place(NamedTuple):
         """`muster submit` at the desk."""
         (self.folder / "hosts.txt").write_text(file + "\n")
         command = [sys.executable, "-m", "muster", "submit", "code/train.py"]
-        command += ["--on", "hosts:hosts.txt", "--set", f"F={self.desk.config}", *options]
+        config = os.path.relpath(self.desk.config, self.folder)
+        command += ["--on", "hosts:hosts.txt", "--set", f"F={config}", *options]
         if "--output" not in options:
             command += ["--output", "run"]
         environ = {**os.environ, "TOKEN": KEY, "MUSTER_QUIET": "1", **(env or {})}
@@ -118,6 +119,15 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert (run / "summary.json").exists()
     assert all((run / name / "events.jsonl").exists() for name in NAMES)
     assert list((place.folder / "tmp").iterdir()) == []
+
+
+def test_a_folder_below_the_home_of_the_hosts(place: Place) -> None:
+    there = place.desk.home / "scratch"
+    there.mkdir()
+    code, _, err = place.run("--set", "TMPDIR=scratch", file="node-b")
+    assert code == 0, err
+    assert (place.folder / "run" / "model" / "weights-node-b").exists()
+    assert list(there.iterdir()) == []
 
 
 def test_a_script_that_tidies_up_loses_nothing(place: Place) -> None:
@@ -190,6 +200,17 @@ def test_ctrl_c_stops_with_time_to_save(place: Place) -> None:
     made = {path.name for path in (place.folder / "run" / "model").iterdir()}
     assert {f"saved-{name}" for name in NAMES} <= made
     assert list(there.iterdir()) == []
+
+
+def test_a_running_job_is_asked_from_another_folder(place: Place) -> None:
+    """Files that options of ssh name are those of the folder in which the job was submitted."""
+    (place.folder / "elsewhere").mkdir()
+    job, _ = running(place)
+    away = place._replace(folder=place.folder / "elsewhere")
+    listed = muster(away, "ps", "../run")
+    assert "node-a" in listed and "node-b" in listed, listed
+    muster(away, "stop", "../run")
+    assert place.ended(job)[0] == 143
 
 
 @pytest.mark.promise("E01")

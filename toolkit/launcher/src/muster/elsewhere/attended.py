@@ -56,6 +56,7 @@ def attend(start: Start) -> int:
     folder = ""
     try:
         folder = tempfile.mkdtemp(prefix="muster-job-", dir=request["folder"] or None)
+        folder = os.path.abspath(folder)  # before Python 3.12 it is as relative as `dir`
         go = _bring(folder, request, desk, receiver)
     except OSError as error:
         go = False
