@@ -164,6 +164,7 @@ class Attendance:
             "run": self._links[0].run,
             "machine": os.uname().nodename,
             "process": str(os.getpid()),
+            "folder": os.getcwd(),  # of the files that options of ssh name
         }
         where |= {f"set {name}": value for name, value in self._job.settings.items()}
         name = os.path.basename(os.path.dirname(self._links[0].run))
