@@ -69,6 +69,18 @@ def test_no_file(tmp_path: Path) -> None:
         read_hosts(str(tmp_path / "binary"))
 
 
+@pytest.mark.parametrize("spelt", ["<(cat hosts.txt)", "~/hosts.txt"])
+def test_a_file_as_shells_spell_it(tmp_path: Path, spelt: str) -> None:
+    """What a shell substitutes for a command can be read once only."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "hosts.txt").write_text("node-a\nnode-b\n")
+    script = f"{shlex.quote(sys.executable)} -m muster submit train.py --dry-run --on hosts:{spelt}"
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    words = ["bash", "-c", script]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, check=False)
+    assert b"-- node-a" in done.stdout and b"-- node-b" in done.stdout, done.stderr
+
+
 def test_ssh_asks_nobody_and_takes_the_users_options() -> None:
     settings = {"F": "my config", "Port": "2222", "TMPDIR": "/scratch"}
     assert ssh(Destination("me@node-a", "node-a"), settings) == [

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from muster.arguments import UsageError
 from muster.contract.engines.hosts import listed_hosts
@@ -29,10 +31,11 @@ class Destination(NamedTuple):
     address: str = ""
 
 
+@cache  # a pipe, as of <(COMMAND), can be read once
 def read_hosts(path: str) -> tuple[Destination, ...]:
     """The hosts of a file, first of all the leader. Raises UsageError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
             text = file.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
