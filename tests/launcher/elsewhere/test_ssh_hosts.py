@@ -121,15 +121,6 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert list((place.folder / "tmp").iterdir()) == []
 
 
-def test_a_folder_below_the_home_of_the_hosts(place: Place) -> None:
-    there = place.desk.home / "scratch"
-    there.mkdir()
-    code, _, err = place.run("--set", "TMPDIR=scratch", file="node-b")
-    assert code == 0, err
-    assert (place.folder / "run" / "model" / "weights-node-b").exists()
-    assert list(there.iterdir()) == []
-
-
 def test_a_script_that_tidies_up_loses_nothing(place: Place) -> None:
     """The job's private folder lies where files go after some days, or by a script."""
     tidies = 'next(Path(os.environ["SM_MODEL_DIR"]).parents[4].glob("environ.json")).unlink()\n'

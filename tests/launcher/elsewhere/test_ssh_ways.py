@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
+from tests.launcher.elsewhere.sshd import ALIAS, Desk, ssh_hosts
 from tests.launcher.elsewhere.test_ssh_hosts import SCRIPT, Place, result
 from tests.support.waiting import wait_until
 
@@ -66,6 +66,28 @@ def test_a_host_by_two_names_is_refused(place: Place) -> None:
     assert "are the same host" in err and "host-1" in err and "10.78.0.3" in err, err
     assert not (place.folder / "run").exists()
     nothing_left(place)
+
+
+def test_a_leader_whom_only_the_configuration_of_ssh_knows(place: Place) -> None:
+    """The other hosts would look for it for minutes."""
+    code, out, err = result(place.start(file=f"{ALIAS}\nhost-1"))
+    assert (code, out) == (2, ""), err
+    assert f"host-1: it knows no {ALIAS}, the leader (" in err, err
+    assert f"{ALIAS}=ADDRESS" in err and "nothing was started" in err
+    assert not (place.folder / "run").exists()
+    nothing_left(place)
+    code, _, err = result(place.start(file=f"{ALIAS}=10.78.0.2\nhost-1"))
+    assert code == 0, err
+
+
+def test_a_folder_below_the_home_of_the_hosts(place: Place) -> None:
+    there = place.desk.home / "scratch"
+    there.mkdir()
+    code, _, err = result(place.start("--set", "TMPDIR=scratch", file="host-1"))
+    assert code == 0, err
+    assert (place.folder / "run" / "model" / "weights-host-1").exists()
+    nothing_left(place)
+    assert list(there.iterdir()) == []
 
 
 @pytest.mark.parametrize("shell", ["dash", "tcsh", "fish"])

@@ -49,6 +49,9 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
         ("# nobody\n", "it names no host"),
         ("node-a\nme@node-a\n", "appears twice"),
         ("node-a\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no destination"),
+        ("localhost\nnode-b\n", "localhost, the leader, is another host for each of them"),
+        ("node-a=127.0.0.1\nnode-b\n", "127.0.0.1, the leader, is another host"),
+        ("node-a=::1\nnode-b\n", "::1, the leader, is another host"),
         ("node-a node-b\n", "line 1: 'node-a node-b' is no destination"),
         ("node-a=node-b\n", "no destination"),
         ("me@-x\n", "no destination"),
@@ -67,6 +70,15 @@ def test_no_file(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="no text"):
         read_hosts(str(tmp_path / "binary"))
+
+
+def test_this_host_may_be_the_only_one(tmp_path: Path) -> None:
+    assert in_the_job(listed(tmp_path, "localhost\n")) == "localhost"
+
+
+def test_this_host_may_lead_by_an_address(tmp_path: Path) -> None:
+    hosts = listed(tmp_path, "localhost=10.0.0.7\nnode-b\n")
+    assert in_the_job(hosts) == "localhost=10.0.0.7,node-b"
 
 
 @pytest.mark.parametrize("spelt", ["<(cat hosts.txt)", "~/hosts.txt"])

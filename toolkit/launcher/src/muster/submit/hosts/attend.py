@@ -146,9 +146,9 @@ class Attendance:
         elif event.kind == frames.READY:
             self._ready.add(event.host)
         elif event.kind == frames.REFUSED:
-            why = f"{host.name}: the job cannot be put there: {_why(event)}"
-            fix = "name another folder of the hosts: --set TMPDIR=DIR; nothing was started"
-            raise UsageError(why, fix)
+            said = frames.fields_of(event.content)
+            fix = f"{said.get('fix')}; nothing was started on any host"
+            raise UsageError(f"{host.name}: {said.get('why')}", fix)
         elif event.kind == GONE:
             why = event.content.decode()
             fix = "nothing was started on any host"
@@ -290,7 +290,3 @@ class Attendance:
             return self._codes[0]
         known = list(self._codes.values())
         return known[0] if known else STOPPED_EXIT_CODE if self._stops else LOST_CODE
-
-
-def _why(event: Event) -> str:
-    return str(frames.fields_of(event.content).get("why"))

@@ -53,7 +53,16 @@ def read_hosts(path: str) -> tuple[Destination, ...]:
     except ConfigError as error:
         problem = error.problems[0]
         raise UsageError(f"--on hosts:{problem}", "name every host once") from None
+    leader = leader_of(hosts)
+    if len(hosts) > 1 and (leader in ("localhost", "::1") or leader.startswith("127.")):
+        what = f"--on hosts:{path}: {leader}, the leader, is another host for each of them"
+        raise UsageError(what, "write NAME=ADDRESS, by which the others reach it: node-a=10.0.0.7")
     return tuple(hosts)
+
+
+def leader_of(hosts: Sequence[Destination]) -> str:
+    """The name or address by which the others reach the first."""
+    return hosts[0].address or hosts[0].name
 
 
 # what ssh would take for an option is no destination
