@@ -76,7 +76,7 @@ def test_a_leader_whom_only_the_configuration_of_ssh_knows(place: Place) -> None
     assert f"{ALIAS}=ADDRESS" in err and "nothing was started" in err
     assert not (place.folder / "run").exists()
     nothing_left(place)
-    code, _, err = result(place.start(file=f"{ALIAS}=10.78.0.2\nhost-1"))
+    code, _, err = result(place.start(file=f"{ALIAS}=10.78.0.2\nssh://root@host-1:22"))
     assert code == 0, err
 
 

@@ -42,6 +42,16 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
     )
 
 
+def test_destinations_as_ssh_takes_them(tmp_path: Path) -> None:
+    text = "me@corp.org@node-a\nssh://node-b\nssh://me@node-c:2222\nssh://me@[fd00::2]:22=10.0.0.7\n"
+    hosts = listed(tmp_path, text + "ssh://[fd00::3]\n")
+    assert [one.destination for one in hosts] == [
+        "me@corp.org@node-a", "ssh://node-b", "ssh://me@node-c:2222", "ssh://me@[fd00::2]:22",
+        "ssh://[fd00::3]",
+    ]  # fmt: skip
+    assert in_the_job(hosts) == "node-a,node-b,node-c,node-3=10.0.0.7,node-4=fd00::3"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -54,6 +64,9 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
         ("node-a=::1\nnode-b\n", "::1, the leader, is another host"),
         ("node-a node-b\n", "line 1: 'node-a node-b' is no destination"),
         ("node-a=node-b\n", "no destination"),
+        ("me@node-a:22\n", "'me@node-a:22' is no destination of ssh"),
+        ("ssh://-x\n", "no destination"),
+        ("ssh://node-a/tmp\n", "no destination"),
         ("me@-x\n", "no destination"),
         ("../a\n", "no destination"),
     ],
@@ -62,6 +75,12 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
     with pytest.raises(UsageError, match=r"hosts\.txt") as caught:
         listed(tmp_path, text)
     assert said in caught.value.message and caught.value.fix
+
+
+def test_a_port_has_a_form_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        listed(tmp_path, "node-a\nme@node-b:2222=10.0.0.7\n")
+    assert caught.value.fix == "write ssh://me@node-b:2222=10.0.0.7"
 
 
 def test_no_file(tmp_path: Path) -> None:

@@ -19,7 +19,13 @@ from muster.types.values import NamedTuple
 
 CONFIG, FOLDER = "F", "TMPDIR"  # of --set: all others are options of ssh_config
 MAX_BYTES = 1 << 20
-_DESTINATION = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9][\w.:%-]*", re.ASCII)
+_USER = r"(?:[A-Za-z0-9_][\w.+@-]*@)?"
+_DESTINATION = re.compile(
+    rf"{_USER}(?P<name>[A-Za-z0-9][\w.:%-]*)"
+    rf"|ssh://{_USER}(?:\[(?P<in6>[0-9A-Fa-f:]+)\]|(?P<named>[A-Za-z0-9][\w.-]*))(?::[0-9]+)?",
+    re.ASCII,
+)
+_PORT = re.compile(r"[^:/]+:[0-9]+", re.ASCII)  # which ssh would look up as a part of the name
 
 
 class Destination(NamedTuple):
@@ -68,10 +74,12 @@ def leader_of(hosts: Sequence[Destination]) -> str:
 # what ssh would take for an option is no destination
 def _host(entry: str, index: int, where: str) -> Destination:
     destination, equals, address = entry.partition("=")
-    if not _DESTINATION.fullmatch(destination) or (equals and not address_of(address)):
+    found, port = _DESTINATION.fullmatch(destination), _PORT.fullmatch(destination)
+    if found is None or port or (equals and not address_of(address)):
         fix = "write node-a, me@node-a, or node-a=10.0.0.7 for the address that other hosts use"
+        fix = f"write ssh://{entry}" if found and port else fix
         raise UsageError(f"{where}: {short(entry)} is no destination of ssh", fix)
-    name = destination.rpartition("@")[2]
+    name = found["name"] or found["in6"] or found["named"]
     if address_of(name):
         address, name = address or name, f"node-{index}" if ":" in name else name
     return Destination(destination, name, address)
