@@ -43,8 +43,8 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
 
 
 def test_destinations_as_ssh_takes_them(tmp_path: Path) -> None:
-    text = "me@corp.org@node-a\nssh://node-b\nssh://me@node-c:2222\nssh://me@[fd00::2]:22=10.0.0.7\n"
-    hosts = listed(tmp_path, text + "ssh://[fd00::3]\n")
+    text = "me@corp.org@node-a\nssh://node-b\nssh://me@node-c:2222\n"
+    hosts = listed(tmp_path, text + "ssh://me@[fd00::2]:22=10.0.0.7\nssh://[fd00::3]\n")
     assert [one.destination for one in hosts] == [
         "me@corp.org@node-a", "ssh://node-b", "ssh://me@node-c:2222", "ssh://me@[fd00::2]:22",
         "ssh://[fd00::3]",
