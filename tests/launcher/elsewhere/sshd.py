@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3] / ".cache" / "openssh"
 START_S = 10.0
+ALIAS = "gpu1"  # of the first host, in the configuration of ssh alone
 
 
 class Desk(NamedTuple):
@@ -86,11 +87,15 @@ def ssh_hosts(folder: Path, names: Sequence[str]) -> Iterator[Desk]:
     config.write_text(
         f"IdentityFile {folder}/id\nIdentitiesOnly yes\nUserKnownHostsFile {folder}/known_hosts\n"
         "GlobalKnownHostsFile /dev/null\nStrictHostKeyChecking yes\nConnectTimeout 5\nUser root\n"
+        f"Host {ALIAS}\nHostName {names[0]}\n"
     )
     (folder / "sshd_config").write_text(
         f"HostKey {folder}/host_key\nAuthorizedKeysFile {folder}/authorized\nStrictModes no\n"
         "PidFile none\nPasswordAuthentication no\nKbdInteractiveAuthentication no\nUsePAM no\n"
         "PermitRootLogin yes\nLogLevel INFO\n"
+        # as by default, where from the 10th on that has not logged in only some are refused
+        "MaxStartups 10:100:10\n"
+        f"SetEnv PYTHONPATH={os.environ.get('PYTHONPATH', '')}\n"  # the code under test
     )
     (folder / "passwd").write_text(
         f"root:x:0:0::{folder}/home:/bin/bash\nsshd:x:100:65534::/run/sshd:/usr/sbin/nologin\n"

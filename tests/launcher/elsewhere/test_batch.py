@@ -30,7 +30,6 @@ class Account:
     def __init__(self, url: str, folder: Path) -> None:
         keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
         self.environ = {"AWS_ENDPOINT_URL": url, "AWS_REGION": "us-west-2", "TOKEN": "t0k", **keys}
-        self.environ["AWS_DEFAULT_REGION"] = "us-west-2"
         self.folder = folder
         about = {"endpoint_url": url, "region_name": "us-west-2"}
         about |= {"aws_access_key_id": "test", "aws_secret_access_key": "test"}

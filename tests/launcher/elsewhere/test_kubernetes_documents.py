@@ -96,15 +96,24 @@ def test_the_code_travels_in_a_config_map(tmp_path: Path) -> None:
         assert packed.getnames() == ["train.py"] or "train.py" in packed.getnames()
 
 
-@pytest.mark.parametrize("place", ["image:/opt/ml/code", "s3://bucket/code.tar.gz"])
-def test_code_elsewhere_needs_no_config_map(tmp_path: Path, place: str) -> None:
+@pytest.mark.parametrize(
+    ("place", "hidden"),
+    [
+        ("image:/opt/ml/code", True),
+        ("image:/opt/ml", True),
+        ("image:/opt/mlops/code", False),
+        ("s3://bucket/code.tar.gz", False),
+    ],
+)
+def test_code_elsewhere_needs_no_config_map(tmp_path: Path, place: str, hidden: bool) -> None:
+    """And a volume at /opt/ml unless that would hide the code."""
     said = submit(
         tmp_path,
         *("--source-dir", place, "--on", "kubernetes", "--image", "train:1", "--dry-run"),
     )
     assert said.code == 0, said.err
     assert '"ConfigMap"' not in said.out and f'"{place.removeprefix("image:")}"' in said.out
-    assert ('"/opt/ml"' in said.out) == place.startswith("s3"), "a mount would hide the code"
+    assert ('"mountPath": "/opt/ml"' in said.out) == (not hidden)
 
 
 def test_too_much_code_is_refused_before_anything_is_made(tmp_path: Path) -> None:
@@ -175,6 +184,19 @@ def test_settings_may_add_to_what_is_made(tmp_path: Path, kind: str) -> None:
     words += ("--set", "metadata.labels.team=a", "--set", "container.volumeMounts[3].name=x")
     main = printed(tmp_path, "--kind", kind, *words)[-1]
     assert main["metadata"]["labels"]["team"] == "a" and '"8Gi"' in json.dumps(main)
+
+
+def test_maps_of_texts_have_no_other_values(tmp_path: Path) -> None:
+    """A cluster refuses a label that is a boolean."""
+    words = ("pod.nodeSelector[nvidia.com/gpu.present]=true", 'pod.nodeSelector[zone]="1"')
+    words += ("metadata.annotations.build=17", "metadata.labels[a]=1", "metadata.labels.a=null")
+    words += ("pod.priority=5",)
+    made = printed(tmp_path, *(word for one in words for word in ("--set", one)))
+    main = of_kind(made, "Job")
+    pod = main["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == {"nvidia.com/gpu.present": "true", "zone": "1"}
+    assert main["metadata"]["annotations"] == {"build": "17"} and pod["priority"] == 5
+    assert "a" not in main["metadata"]["labels"]
 
 
 def test_pods_with_their_nodes_network_ask_the_clusters_name_server(tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import stat
 import subprocess
@@ -56,7 +55,8 @@ class Place(NamedTuple):
         """`muster submit` at the desk."""
         (self.folder / "hosts.txt").write_text(file + "\n")
         command = [sys.executable, "-m", "muster", "submit", "code/train.py"]
-        command += ["--on", "hosts:hosts.txt", "--set", f"F={self.desk.config}", *options]
+        config = os.path.relpath(self.desk.config, self.folder)
+        command += ["--on", "hosts:hosts.txt", "--set", f"F={config}", *options]
         if "--output" not in options:
             command += ["--output", "run"]
         environ = {**os.environ, "TOKEN": KEY, "MUSTER_QUIET": "1", **(env or {})}
@@ -177,10 +177,12 @@ def holds(file: Path, text: str) -> bool:
 @pytest.mark.promise("E06")
 @pytest.mark.promise("S09")
 def test_ctrl_c_stops_with_time_to_save(place: Place) -> None:
-    """Also what is asked of the job meanwhile is answered by its leader."""
+    """Also what is asked of the job meanwhile is answered by its leader; from any folder, although
+    options of ssh name files of the one in which it was submitted."""
     job, there = running(place)
     assert "running (attended by process" in muster(place, "submit", "--status", "run")
-    listed = muster(place, "ps", "run")
+    (place.folder / "away").mkdir()
+    listed = muster(place._replace(folder=place.folder / "away"), "ps", "../run")
     assert "node-a" in listed and "node-b" in listed, listed
     assert "goes to process" in muster(place, "submit", "--follow", "run", code=2)
     job.send_signal(signal.SIGINT)
@@ -309,8 +311,10 @@ def test_what_ssh_refuses_is_said_in_its_words(
 
 
 def test_a_host_without_muster_is_told_how_to_get_it(place: Place) -> None:
-    python = shutil.which("python3", path="/usr/bin:/usr/local/bin")
-    code, _, err = place.run("--python", python or "/usr/bin/python3")
+    python = place.folder / "python"  # without what PYTHONPATH names
+    python.write_text(f'#!/bin/sh\nexec {sys.base_prefix}/bin/python3 -I "$@"\n')
+    python.chmod(0o755)
+    code, _, err = place.run("--python", str(python))
     assert code == 2
     assert "no muster there (" in err and "--python FILE" in err and "nothing was started" in err
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
+from tests.launcher.elsewhere.sshd import ALIAS, Desk, ssh_hosts
 from tests.launcher.elsewhere.test_ssh_hosts import SCRIPT, Place, result
 from tests.support.waiting import wait_until
 
-NAMES = tuple(f"host-{place}" for place in range(5))
+NAMES = tuple(f"host-{place}" for place in range(16))
 
 
 @pytest.fixture(scope="module")
@@ -39,7 +39,7 @@ def nothing_left(place: Place) -> None:
 
 def test_hosts_behind_another_one_by_shared_connections(place: Place) -> None:
     """The connections that ssh keeps open for the next command do not keep the job."""
-    behind = NAMES[1:]
+    behind = NAMES[1:5]
     with tempfile.TemporaryDirectory(dir="/tmp") as short:  # paths of sockets are
         ways = ("ProxyJump=host-0", "ControlMaster=auto", "ControlPersist=2")
         ways += (f"ControlPath={short}/%C",)
@@ -52,6 +52,13 @@ def test_hosts_behind_another_one_by_shared_connections(place: Place) -> None:
     nothing_left(place)
 
 
+def test_many_hosts_behind_one_that_takes_few_at_a_time(place: Place) -> None:
+    behind = NAMES[1:]
+    code, out, err = result(place.start("--set", "ProxyJump=host-0", file="\n".join(behind)))
+    assert code == 0 and out.count("said ") == len(behind), err
+    nothing_left(place)
+
+
 def test_a_host_by_two_names_is_refused(place: Place) -> None:
     """Ranks of both would be there, and want the same ports."""
     code, out, err = result(place.start(file="host-1\n10.78.0.3"))
@@ -59,6 +66,28 @@ def test_a_host_by_two_names_is_refused(place: Place) -> None:
     assert "are the same host" in err and "host-1" in err and "10.78.0.3" in err, err
     assert not (place.folder / "run").exists()
     nothing_left(place)
+
+
+def test_a_leader_whom_only_the_configuration_of_ssh_knows(place: Place) -> None:
+    """The other hosts would look for it for minutes."""
+    code, out, err = result(place.start(file=f"{ALIAS}\nhost-1"))
+    assert (code, out) == (2, ""), err
+    assert f"host-1: it knows no {ALIAS}, the leader (" in err, err
+    assert f"{ALIAS}=ADDRESS" in err and "nothing was started" in err
+    assert not (place.folder / "run").exists()
+    nothing_left(place)
+    code, _, err = result(place.start(file=f"{ALIAS}=10.78.0.2\nssh://root@host-1:22"))
+    assert code == 0, err
+
+
+def test_a_folder_below_the_home_of_the_hosts(place: Place) -> None:
+    there = place.desk.home / "scratch"
+    there.mkdir()
+    code, _, err = result(place.start("--set", "TMPDIR=scratch", file="host-1"))
+    assert code == 0, err
+    assert (place.folder / "run" / "model" / "weights-host-1").exists()
+    nothing_left(place)
+    assert list(there.iterdir()) == []
 
 
 @pytest.mark.parametrize("shell", ["dash", "tcsh", "fish"])

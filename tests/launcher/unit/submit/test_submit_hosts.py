@@ -42,6 +42,16 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
     )
 
 
+def test_destinations_as_ssh_takes_them(tmp_path: Path) -> None:
+    text = "me@corp.org@node-a\nssh://node-b\nssh://me@node-c:2222\n"
+    hosts = listed(tmp_path, text + "ssh://me@[fd00::2]:22=10.0.0.7\nssh://[fd00::3]\n")
+    assert [one.destination for one in hosts] == [
+        "me@corp.org@node-a", "ssh://node-b", "ssh://me@node-c:2222", "ssh://me@[fd00::2]:22",
+        "ssh://[fd00::3]",
+    ]  # fmt: skip
+    assert in_the_job(hosts) == "node-a,node-b,node-c,node-3=10.0.0.7,node-4=fd00::3"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -49,8 +59,14 @@ def test_a_file_of_hosts(tmp_path: Path) -> None:
         ("# nobody\n", "it names no host"),
         ("node-a\nme@node-a\n", "appears twice"),
         ("node-a\n-oProxyCommand=x\n", "line 2: '-oProxyCommand=x' is no destination"),
+        ("localhost\nnode-b\n", "localhost, the leader, is another host for each of them"),
+        ("node-a=127.0.0.1\nnode-b\n", "127.0.0.1, the leader, is another host"),
+        ("node-a=::1\nnode-b\n", "::1, the leader, is another host"),
         ("node-a node-b\n", "line 1: 'node-a node-b' is no destination"),
         ("node-a=node-b\n", "no destination"),
+        ("me@node-a:22\n", "'me@node-a:22' is no destination of ssh"),
+        ("ssh://-x\n", "no destination"),
+        ("ssh://node-a/tmp\n", "no destination"),
         ("me@-x\n", "no destination"),
         ("../a\n", "no destination"),
     ],
@@ -61,12 +77,39 @@ def test_files_that_are_refused(tmp_path: Path, text: str, said: str) -> None:
     assert said in caught.value.message and caught.value.fix
 
 
+def test_a_port_has_a_form_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as caught:
+        listed(tmp_path, "node-a\nme@node-b:2222=10.0.0.7\n")
+    assert caught.value.fix == "write ssh://me@node-b:2222=10.0.0.7"
+
+
 def test_no_file(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="No such file"):
         read_hosts(str(tmp_path / "none"))
     (tmp_path / "binary").write_bytes(b"\xff\xfe")
     with pytest.raises(UsageError, match="no text"):
         read_hosts(str(tmp_path / "binary"))
+
+
+def test_this_host_may_be_the_only_one(tmp_path: Path) -> None:
+    assert in_the_job(listed(tmp_path, "localhost\n")) == "localhost"
+
+
+def test_this_host_may_lead_by_an_address(tmp_path: Path) -> None:
+    hosts = listed(tmp_path, "localhost=10.0.0.7\nnode-b\n")
+    assert in_the_job(hosts) == "localhost=10.0.0.7,node-b"
+
+
+@pytest.mark.parametrize("spelt", ["<(cat hosts.txt)", "~/hosts.txt"])
+def test_a_file_as_shells_spell_it(tmp_path: Path, spelt: str) -> None:
+    """What a shell substitutes for a command can be read once only."""
+    (tmp_path / "train.py").write_text("")
+    (tmp_path / "hosts.txt").write_text("node-a\nnode-b\n")
+    script = f"{shlex.quote(sys.executable)} -m muster submit train.py --dry-run --on hosts:{spelt}"
+    environ = {**os.environ, "HOME": str(tmp_path)}
+    words = ["bash", "-c", script]
+    done = subprocess.run(words, cwd=tmp_path, env=environ, capture_output=True, check=False)
+    assert b"-- node-a" in done.stdout and b"-- node-b" in done.stdout, done.stderr
 
 
 def test_ssh_asks_nobody_and_takes_the_users_options() -> None:

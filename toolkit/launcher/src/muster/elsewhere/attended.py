@@ -10,6 +10,7 @@ import os
 import queue
 import shutil
 import signal
+import socket
 import sys
 import tempfile
 import threading
@@ -56,11 +57,15 @@ def attend(start: Start) -> int:
     folder = ""
     try:
         folder = tempfile.mkdtemp(prefix="muster-job-", dir=request["folder"] or None)
+        folder = os.path.abspath(folder)  # before Python 3.12 it is as relative as `dir`
         go = _bring(folder, request, desk, receiver)
-    except OSError as error:
+    except (OSError, UsageError) as error:
         go = False
+        if isinstance(error, OSError):
+            why = f"the job cannot be put there: {in_words(error)}"
+            error = UsageError(why, "name another folder of the hosts: --set TMPDIR=DIR")
         with suppress(OSError):  # it may be the connection that ended
-            desk.tell(frames.REFUSED, why=in_words(error))
+            desk.tell(frames.REFUSED, why=error.message, fix=error.fix)
     if not go:
         shutil.rmtree(folder, ignore_errors=True)
         return 1
@@ -85,7 +90,9 @@ def _machine() -> str:
 
 
 def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Receiver) -> bool:
-    """Writes what `muster run` needs; whether the job is then to start. Raises OSError."""
+    """Writes what `muster run` needs; whether the job is then to start. Raises OSError, UsageError
+    where the leader would be looked for in vain."""
+    _look_up(request["leader"])
     write_private(os.path.join(folder, ENVIRON), request["environ"])
     with open(os.path.join(folder, CODE), "wb") as code:
         while (frame := receiver.next())[0] == frames.CODE and frame[1]:
@@ -94,6 +101,17 @@ def _bring(folder: str, request: Mapping[str, Any], desk: Sender, receiver: Rece
         return False
     desk.tell(frames.READY, run=os.path.join(folder, RUN))
     return receiver.next()[0] == frames.START
+
+
+def _look_up(leader: str) -> None:
+    """Raises UsageError where this host, which does not lead, knows no such name."""
+    try:
+        if leader:
+            socket.getaddrinfo(leader, None)
+    except OSError as error:
+        why = f"it knows no {leader}, the leader ({error.strerror})"
+        fix = f"say by which address other hosts reach it, in the file: {leader}=ADDRESS"
+        raise UsageError(why, fix) from None
 
 
 class _Job:

@@ -227,14 +227,15 @@ def _client(service: str, job: Submitted | None = None) -> Any:
     except ImportError:
         fix = "python -m pip install 'muster-training[batch]'"
         raise UsageError("AWS Batch is asked by boto3, which is not installed here", fix) from None
-    region = job.where.get("region") if job is not None else None
+    # boto3 itself reads AWS_DEFAULT_REGION alone
+    region = (job.where.get("region") if job is not None else None) or os.environ.get("AWS_REGION")
     limits = Config(
         connect_timeout=10,
         read_timeout=15,
         retries={"total_max_attempts": 1 if job is None else 2, "mode": "standard"},
     )
     try:
-        return boto3.client(service, region_name=region, config=limits)
+        return boto3.client(service, region_name=region or None, config=limits)
     except (BotoCoreError, ValueError) as error:
         raise UsageError(f"AWS: {client.in_a_sentence(str(error))}", "set AWS_REGION") from None
 

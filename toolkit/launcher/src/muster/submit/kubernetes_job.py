@@ -100,7 +100,7 @@ def refuse_large(size_bytes: int) -> None:
             f"the packed code is larger than {MAX_CODE_BYTES >> 10} KiB, the most that a ConfigMap "
             "takes",
             "name what is no code in .musterignore, or have it in the image (--source-dir "
-            "image:/opt/ml/code) or at S3 (--source-dir s3://BUCKET/CODE.tar.gz)",
+            "image:/srv/code) or at S3 (--source-dir s3://BUCKET/CODE.tar.gz)",
         )
 
 
@@ -288,7 +288,7 @@ def _pod(job: Submission, name: str, code: bool, container: dict[str, Any]) -> d
         {"name": "muster", "mountPath": TOLD, "readOnly": True},
         {"name": "shm", "mountPath": "/dev/shm"},
     ]
-    if not code_elsewhere(job.request.source_dir).startswith(BASE):
+    if not f"{code_elsewhere(job.request.source_dir)}/".startswith(f"{BASE}/"):
         # so that an image needs none that can be written, nor a root file system that can be
         volumes.append({"name": "base", "emptyDir": {}})
         mounts.append({"name": "base", "mountPath": BASE})

@@ -18,12 +18,15 @@ from muster.types.plain import short
 Roots = dict[str, Any]  # the first name of a path -> the object that has it
 _PART = re.compile(r"\.?([A-Za-z][\w-]*)|\[([^\[\]]+)\]")
 _PATH = re.compile(r"[A-Za-z][\w-]*(\.[A-Za-z][\w-]*|\[[^\[\]]+\])*")
+# maps of texts alone, wherever they are: a label of true would be refused as a boolean
+_TEXTS = ("annotations", "labels", "matchLabels", "nodeSelector")
 EXAMPLE = "such as container.resources.limits[nvidia.com/gpu]=8 or pod.tolerations[0].key=gpu"
 
 
 def change(roots: Roots, path: str, text: str) -> None:
-    """Sets what `path` names to `text`, which is JSON or else a text; null takes it away. What is
-    missing on the way is made; an index may be the next one after a list's end.
+    """Sets what `path` names to `text`, which is JSON or else a text; null takes it away. A label
+    and the like are texts whatever they look like. What is missing on the way is made; an index may
+    be the next one after a list's end.
 
     Raises UsageError for a path that is no path, or leads through something else.
     """
@@ -37,7 +40,10 @@ def change(roots: Roots, path: str, text: str) -> None:
     for at, part in enumerate(parts[:-1]):
         following = parts[at + 1]
         place = _entered(place, part, path, [] if isinstance(following, int) else {})
-    _put(place, parts[-1], _value(text), path)
+    value = _value(text)
+    if parts[-2] in _TEXTS and value is not None and not isinstance(value, str):
+        value = text
+    _put(place, parts[-1], value, path)
 
 
 def change_all(roots: Roots, settings: Mapping[str, str], own: Mapping[str, str]) -> None:

@@ -32,6 +32,7 @@ from muster.types.names import counted
 from muster.types.plain import shortened
 from muster.version import __version__
 
+GREET_AT_ONCE = 8  # a sshd, as that of a jump host, refuses some from the 10th login at a time on
 GREET_S = 90.0  # until all hosts have the code, or one of them says something
 FIRST_END_S = 5.0  # for the others, once a host's part has ended
 END_S = 30.0  # beyond a stop's time, until hosts send their records
@@ -101,29 +102,34 @@ class Attendance:
     def _connect(self) -> None:
         """Every host has request and code, or none starts."""
         screen = Printed()
-        for index, host in enumerate(self._hosts):
-            argv = [*ssh(host, self._job.settings), attended(self._job.python)]
-            unpacker = Unpacker(self._job.run, host.name, leads=not index)
-            moved = partial(self._events.put, Event(index, frames.CODE, b""))
-            task = partial(give, self._job, self._hosts, index, moved)
-            try:
-                link = Link(index, host, argv, task, unpacker, screen, self._events)
-            except OSError as error:
-                raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
-            self._links.append(link)
         last = time.monotonic()
         while len(self._ready) < len(self._hosts):
+            room = len(self._pythons) + GREET_AT_ONCE
+            for index in range(len(self._links), min(room, len(self._hosts))):
+                self._links.append(self._link(index, screen))
             event = self._next(last + GREET_S)
             if event is None:
                 if time.monotonic() < last + GREET_S:
                     continue
-                silent = [h.name for i, h in enumerate(self._hosts) if i not in self._ready]
+                asked = self._hosts[: len(self._links)]
+                silent = [h.name for i, h in enumerate(asked) if i not in self._ready]
                 what = f"{', '.join(silent)} did not answer within {GREET_S:.0f} s"
                 raise UsageError(shortened(what), "nothing was started on any host")
             last = time.monotonic()
             if event.host == SIGNAL:
                 raise KeyboardInterrupt
             self._greeted(event)
+
+    def _link(self, index: int, screen: Printed) -> Link:
+        host = self._hosts[index]
+        argv = [*ssh(host, self._job.settings), attended(self._job.python)]
+        unpacker = Unpacker(self._job.run, host.name, leads=not index)
+        moved = partial(self._events.put, Event(index, frames.CODE, b""))
+        task = partial(give, self._job, self._hosts, index, moved)
+        try:
+            return Link(index, host, argv, task, unpacker, screen, self._events)
+        except OSError as error:
+            raise UsageError(f"ssh cannot be started: {in_words(error)}") from None
 
     def _greeted(self, event: Event) -> None:
         """One step of a host towards the start. Raises UsageError for one that will not start."""
@@ -141,9 +147,9 @@ class Attendance:
         elif event.kind == frames.READY:
             self._ready.add(event.host)
         elif event.kind == frames.REFUSED:
-            why = f"{host.name}: the job cannot be put there: {_why(event)}"
-            fix = "name another folder of the hosts: --set TMPDIR=DIR; nothing was started"
-            raise UsageError(why, fix)
+            said = frames.fields_of(event.content)
+            fix = f"{said.get('fix')}; nothing was started on any host"
+            raise UsageError(f"{host.name}: {said.get('why')}", fix)
         elif event.kind == GONE:
             why = event.content.decode()
             fix = "nothing was started on any host"
@@ -159,6 +165,7 @@ class Attendance:
             "run": self._links[0].run,
             "machine": os.uname().nodename,
             "process": str(os.getpid()),
+            "folder": os.getcwd(),  # of the files that options of ssh name
         }
         where |= {f"set {name}": value for name, value in self._job.settings.items()}
         name = os.path.basename(os.path.dirname(self._links[0].run))
@@ -284,7 +291,3 @@ class Attendance:
             return self._codes[0]
         known = list(self._codes.values())
         return known[0] if known else STOPPED_EXIT_CODE if self._stops else LOST_CODE
-
-
-def _why(event: Event) -> str:
-    return str(frames.fields_of(event.content).get("why"))

@@ -136,15 +136,15 @@ class Link:
             elif kind == frames.ARCHIVE:
                 self.unpacker.take(content)
             else:
-                if kind == frames.HELLO:
-                    with suppress(OSError):
-                        self._give(self._sender)
-                elif kind == frames.READY:
+                if kind == frames.READY:
                     self.run = str(frames.fields_of(content).get("run"))
                     self._screen.places[self.run.encode()] = self.unpacker.shown.encode()
                 elif kind == frames.PACKED:
                     self.unpacker.close()
                 self._events.put(Event(self._index, kind, content))
+                if kind == frames.HELLO:
+                    with suppress(OSError):
+                        self._give(self._sender)
 
     def _gone(self) -> None:
         """The last event of a host, once its client has ended: with ssh's last words."""

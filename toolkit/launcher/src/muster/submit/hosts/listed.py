@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import sys
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from muster.arguments import UsageError
 from muster.contract.engines.hosts import listed_hosts
@@ -17,7 +19,13 @@ from muster.types.values import NamedTuple
 
 CONFIG, FOLDER = "F", "TMPDIR"  # of --set: all others are options of ssh_config
 MAX_BYTES = 1 << 20
-_DESTINATION = re.compile(r"(?:[A-Za-z0-9_][\w.+-]*@)?[A-Za-z0-9][\w.:%-]*", re.ASCII)
+_USER = r"(?:[A-Za-z0-9_][\w.+@-]*@)?"
+_DESTINATION = re.compile(
+    rf"{_USER}(?P<name>[A-Za-z0-9][\w.:%-]*)"
+    rf"|ssh://{_USER}(?:\[(?P<in6>[0-9A-Fa-f:]+)\]|(?P<named>[A-Za-z0-9][\w.-]*))(?::[0-9]+)?",
+    re.ASCII,
+)
+_PORT = re.compile(r"[^:/]+:[0-9]+", re.ASCII)  # which ssh would look up as a part of the name
 
 
 class Destination(NamedTuple):
@@ -29,10 +37,11 @@ class Destination(NamedTuple):
     address: str = ""
 
 
+@cache  # a pipe, as of <(COMMAND), can be read once
 def read_hosts(path: str) -> tuple[Destination, ...]:
     """The hosts of a file, first of all the leader. Raises UsageError."""
     try:
-        with open(path, encoding="utf-8") as file:
+        with open(os.path.expanduser(path), encoding="utf-8") as file:
             text = file.read(MAX_BYTES)
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is no text"
@@ -50,16 +59,27 @@ def read_hosts(path: str) -> tuple[Destination, ...]:
     except ConfigError as error:
         problem = error.problems[0]
         raise UsageError(f"--on hosts:{problem}", "name every host once") from None
+    leader = leader_of(hosts)
+    if len(hosts) > 1 and (leader in ("localhost", "::1") or leader.startswith("127.")):
+        what = f"--on hosts:{path}: {leader}, the leader, is another host for each of them"
+        raise UsageError(what, "write NAME=ADDRESS, by which the others reach it: node-a=10.0.0.7")
     return tuple(hosts)
+
+
+def leader_of(hosts: Sequence[Destination]) -> str:
+    """The name or address by which the others reach the first."""
+    return hosts[0].address or hosts[0].name
 
 
 # what ssh would take for an option is no destination
 def _host(entry: str, index: int, where: str) -> Destination:
     destination, equals, address = entry.partition("=")
-    if not _DESTINATION.fullmatch(destination) or (equals and not address_of(address)):
+    found, port = _DESTINATION.fullmatch(destination), _PORT.fullmatch(destination)
+    if found is None or port or (equals and not address_of(address)):
         fix = "write node-a, me@node-a, or node-a=10.0.0.7 for the address that other hosts use"
+        fix = f"write ssh://{entry}" if found and port else fix
         raise UsageError(f"{where}: {short(entry)} is no destination of ssh", fix)
-    name = destination.rpartition("@")[2]
+    name = found["name"] or found["in6"] or found["named"]
     if address_of(name):
         address, name = address or name, f"node-{index}" if ":" in name else name
     return Destination(destination, name, address)

@@ -13,7 +13,7 @@ from muster.local.record import layout
 from muster.local.record.runfolder import job_name
 from muster.submit import folder
 from muster.submit.arguments import run_arguments
-from muster.submit.hosts.listed import FOLDER, Destination, in_the_job
+from muster.submit.hosts.listed import FOLDER, Destination, in_the_job, leader_of
 from muster.submit.hosts.records import MOST_BYTES
 from muster.submit.values import Submission
 from muster.types.deadlines import variable
@@ -40,6 +40,7 @@ def of_host(job: Submission, hosts: Sequence[Destination], index: int) -> dict[s
     }
     return {
         "host": hosts[index].name,
+        "leader": leader_of(hosts) if index else "",
         "arguments": run_arguments(job.request, ARCHIVE, OUTPUT, layout.ENVIRON),
         "variables": variables,
         "environ": json.dumps(dict(job.request.environ)),

@@ -89,10 +89,11 @@ def output(job: Submitted) -> JobOutput:
 
 
 def inside(job: Submitted) -> list[str]:
-    """A second connection to the leader."""
+    """A second connection to the leader, from the folder in which the first was made."""
     settings = {k[4:]: v for k, v in job.where.items() if k.startswith("set ")}
     leader = Destination(job.where["leader"], "")
-    return [*ssh(leader, settings), shlex.quote(job.where["python"]), "-m", "muster"]
+    there = ["sh", "-c", 'cd -- "$0"; exec "$@"', job.where.get("folder", ".")]
+    return [*there, *ssh(leader, settings), shlex.quote(job.where["python"]), "-m", "muster"]
 
 
 def _attendant(job: Submitted) -> str:
