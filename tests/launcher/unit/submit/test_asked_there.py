@@ -122,7 +122,7 @@ def test_the_rest_of_a_file_is_read_from_the_file_as_it_is_now(
     assert capfdbinary.readouterr().out == b"began\nended\n"
 
 
-def test_a_node_that_cannot_see_the_folder_gives_the_script_no_code(
+def test_a_node_that_cannot_see_the_folder_is_said_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The script never began, and its log is empty: the engine's own answer is all there is."""
@@ -132,6 +132,6 @@ def test_a_node_that_cannot_see_the_folder_gives_the_script_no_code(
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     found = slurm.state(Submitted("slurm", "7", "train", 1, str(tmp_path)))
-    assert (found.word, found.code) == ("failed", None)
+    assert (found.word, found.code) == ("failed", 1)  # kept: the folder is free again
     assert f"the node could not open {tmp_path}/engine.log" in found.why
-    assert "must be on a file system that all nodes share" in found.why
+    assert "all nodes must share the run folder" in found.why

@@ -3,8 +3,10 @@ refused before anything is made."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -384,3 +386,103 @@ def test_a_job_that_has_ended_is_not_looked_up_by_its_number(
     said = capsys.readouterr()
     assert "succeeded" in said.out and "nothing to cancel" in said.err
     assert not Path("asked").exists()
+
+
+def earlier_run(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[str]:
+    """Words that submit in place of a run with a model, whose files are those of `left`."""
+    sbatch(folder, monkeypatch, first="exit 1")
+    for name in ("algo-1/opt/ml/model/weights", "algo-2/opt/ml/model/weights", ".muster-run"):
+        Path("run", name).parent.mkdir(parents=True, exist_ok=True)
+        Path("run", name).write_text(name)
+    return ["submit", "train.py", "--on", "slurm", "--output", "run", "--overwrite"]
+
+
+def left() -> list[str]:
+    return sorted(str(path) for path in Path("run").rglob("*") if path.is_file())
+
+
+@pytest.mark.parametrize("fails", range(9))
+def test_an_earlier_run_is_whole_wherever_the_way_to_the_engine_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fails: int
+) -> None:
+    """No room, folders of another user, mounts, Ctrl-C; what cannot be put back at once lies
+    beside, and the next submit puts it back."""
+    words = earlier_run(monkeypatch, tmp_path)
+    before, rename, calls = left(), os.rename, itertools.count()
+
+    def refused(source: str, target: str) -> None:
+        if next(calls) == fails:
+            raise KeyboardInterrupt if fails == 1 else PermissionError(13, "Permission denied")
+        rename(source, target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rename", refused)
+        assert main(words) in (2, 130)
+    assert sorted(re.sub(r"\.earlier[^/]*/", "", name) for name in left()) == before
+    assert main(words) == 2
+    assert left() == before
+
+
+@pytest.mark.parametrize("number", ["TERM", "HUP"])
+def test_a_terminal_that_closes_while_sbatch_works_takes_the_job_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str
+) -> None:
+    words = earlier_run(monkeypatch, tmp_path)
+    before = left()
+    sbatch(tmp_path, monkeypatch, first=f"kill -{number} $PPID; exec sleep 30")
+    squeue = '#!/bin/sh\necho "4711 $PWD/run"\n'
+    for client, does in (("squeue", squeue), ("scancel", '#!/bin/sh\necho "$@" > asked\n')):
+        (tmp_path / client).write_text(does)
+        (tmp_path / client).chmod(0o755)
+    argv = [sys.executable, "-m", "muster", *words]
+    done = subprocess.run(argv, capture_output=True, check=False, timeout=within(20))
+    assert (done.returncode, Path("asked").read_text()) == (130, "4711\n"), done.stderr
+    assert left() == before
+
+
+def test_an_earlier_run_that_a_killed_submit_left_aside_is_the_one_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = earlier_run(monkeypatch, tmp_path)
+    before = left()
+    Path("run/.earlier").mkdir()
+    for name in ("algo-1", "algo-2"):
+        Path("run", name).rename(Path("run/.earlier", name))
+    Path("run/secret").write_text("of the one that was killed")
+    assert main(words) == 2
+    assert left() == before
+
+
+def test_a_job_is_kept_also_where_nobody_reads_what_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(tmp_path, monkeypatch)
+    monkeypatch.setattr(sys, "stderr", None)
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    assert folder.read(str(Path("run").resolve())) is not None
+
+
+def test_a_lost_job_is_settled_by_cancel_also_where_its_engine_cannot(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Hosts whose `muster submit` was killed: the folder is free again."""
+    sbatch(tmp_path, monkeypatch)
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    kept = folder.read(str(Path("run").resolve()))
+    assert kept is not None
+    folder.keep(kept._replace(engine="hosts", where={"machine": "gone", "process": "1"}))
+    assert main(["submit", "--cancel", "run"]) == 0
+    assert main(["submit", "--status", "run"]) == 0
+    assert "stopped, exit code 143" in capsys.readouterr().out
+
+
+def test_a_job_is_ended_also_where_its_engine_cannot_be_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sbatch(tmp_path, monkeypatch)
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    for client, does in (("squeue", "exit 1"), ("scancel", 'echo "$@" > asked')):
+        (tmp_path / client).write_text(f"#!/bin/sh\n{does}\n")
+        (tmp_path / client).chmod(0o755)
+    assert main(["submit", "--cancel", "run"]) == 0
+    assert Path("asked").read_text() == "4711\n"

@@ -26,7 +26,8 @@ _UNITS = {"": 0, "b": 0, "k": 10, "m": 20, "g": 30, "t": 40}
 def tell(text: str) -> None:
     """Writes to stderr; without a reader only the exit code says it."""
     try:
-        sys.stderr.write(text)
+        if sys.stderr is not None:  # closed before this process began
+            sys.stderr.write(text)
     except OSError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # for what Python still holds
 

@@ -6,8 +6,10 @@ import argparse
 import os
 import re
 import secrets
+import signal
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -109,8 +111,16 @@ def _cancel(target: SubmitTarget, job: Submitted) -> int:
     from muster.submit.follow import in_words, state_of
     from muster.submit.values import ENDED, LOST
 
-    before = state_of(target, job)
-    if before.word in ENDED and before.code is not None:
+    before = None
+    with suppress(UsageError):  # who cannot be asked can be told
+        before = state_of(target, job)
+    if before is not None and before.word == LOST and before.code is None:
+        with suppress(UsageError):
+            target.cancel(job)
+        folder.keep_code(job, STOPPED_EXIT_CODE)
+        tell(f"muster submit: {in_words(job, before)}; it counts as stopped from now on\n")
+        return 0
+    if before is not None and before.word in ENDED:
         target.tidy(job)
         tell(f"muster submit: {in_words(job, before)}; there is nothing to cancel\n")
         return 0
@@ -140,6 +150,11 @@ def _submit(args: argparse.Namespace) -> int:
         raise UsageError("SCRIPT is missing", "see muster submit --help")
     if not args.on:
         raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
+    try:
+        "".join(args.command_line).encode()
+    except UnicodeEncodeError:
+        fix = "no engine's file can have it: write it in UTF-8"
+        raise UsageError("a word of the command is not in UTF-8", fix) from None
     engine, _, where = args.on.partition(":")
     target = target_of(engine)
     if bool(where) != (engine == FILE_ENGINE):
@@ -189,22 +204,43 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
     made = folder.make(request, args.command_line)
     job = job._replace(run=made.path, mark=secrets.token_hex(3))
     try:
-        submitted = target.hand_over(job, target.render(job))
+        with _interrupting():
+            submitted = target.hand_over(job, target.render(job))
     except BaseException:
         runfolder.discard(made)
         raise
     if submitted.code is None:  # else it is over, and kept already
-        tell(f"muster submit: {submitted.engine} job {submitted.job_id}, in {shown(made.path)}\n")
         try:
+            name = f"{submitted.engine} job {submitted.job_id}"
+            tell(f"muster submit: {name}, in {shown(made.path)}\n")
             folder.keep(submitted)
         except BaseException:  # nobody would find the job again
             with suppress(UsageError):
                 target.cancel(submitted)
                 tell("muster submit: cancelled it\n")
+                runfolder.discard(made)
             raise
     runfolder.drop_earlier(made.path)
     os.close(made.lock)
     return submitted
+
+
+@contextmanager
+def _interrupting() -> Iterator[None]:
+    """Inside, a closed terminal and a SIGTERM are a Ctrl-C: what was begun is taken back."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        for number, handler in before.items():
+            if handler is not signal.SIG_IGN:  # nohup
+                signal.signal(number, interrupt)
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submission:

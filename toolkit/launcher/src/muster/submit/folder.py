@@ -31,20 +31,23 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
     try:
         if not code_elsewhere(request.source_dir):
             preparation.pack_source(request, folder, lambda: None)
-    except (UsageError, OSError) as error:
+        runfolder.set_aside(folder)
+    except BaseException as error:
         runfolder.leave(folder)
-        if isinstance(error, UsageError):
+        if not isinstance(error, OSError):
             raise
         raise _unwritten(error) from None
     try:
-        runfolder.clear(folder, aside=True)
+        runfolder.begin(folder)
         write_command(folder, argv, SUBMIT)
         write_private(os.path.join(folder.path, SECRET), secrets.token_hex(32) + "\n")
         if request.environ:
             environ = json.dumps(dict(request.environ))
             write_private(os.path.join(folder.path, ENVIRON), environ)
-    except OSError as error:
+    except BaseException as error:
         runfolder.discard(folder)
+        if not isinstance(error, OSError):
+            raise
         raise _unwritten(error) from None
     return folder
 

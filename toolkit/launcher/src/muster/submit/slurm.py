@@ -12,6 +12,7 @@ from muster.submit import client, folder, slurm_script
 from muster.submit.follow import FileTail
 from muster.submit.slurm_script import render
 from muster.submit.values import (
+    AGAIN,
     ENDED,
     LOST,
     QUEUED,
@@ -121,16 +122,17 @@ def state(job: Submitted) -> JobState:
         return JobState(_WORDS[word], None, word)
     if shown.get("ExitCode") == _UNOPENED and folder.summary_code(job.run) is None:
         log = os.path.join(job.run, ENGINE_LOG)
-        fix = "the run folder must be on a file system that all nodes share"
-        return JobState(FAILED, None, f"the node could not open {log}: {fix}")
+        fix = "all nodes must share the run folder, and the job's user must have the right to write"
+        return JobState(FAILED, 1, f"the node could not open {log}: {fix}")
     return JobState(*_ended(job, word, shown.get("ExitCode", "")), word)
 
 
 def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
-    """The job's own word counts, since a batch script may end otherwise than its job."""
-    if word == "CANCELLED":
-        return STOPPED, STOPPED_EXIT_CODE
+    """The job's own word counts, since a batch script may end otherwise than its job; but one that
+    was to begin again was cancelled while it waited for that."""
     own = folder.summary_code(job.run)
+    if word == "CANCELLED" and (own is None or own in AGAIN):
+        return STOPPED, STOPPED_EXIT_CODE
     if own is None:
         code, _, signal = exit_code.partition(":")
         if not (code.isdecimal() and signal.isdecimal()):

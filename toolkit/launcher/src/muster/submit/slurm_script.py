@@ -38,7 +38,7 @@ unset $${!SQUEUE_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an ou
 export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
 # jobs may share a node: ports of this one's own, below those that the kernel gives away
-at=$$((20000 + SLURM_JOB_ID % 6000 * 2))
+at=$$((20000 + (SLURM_JOB_ID + 1000 * $${SLURM_RESTART_COUNT:-0}) % 6000 * 2))
 export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
 export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it

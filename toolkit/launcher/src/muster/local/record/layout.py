@@ -7,6 +7,7 @@ MARK = ".muster-run"
 SOURCE = "source/sourcedir.tar.gz"
 FRESH_SOURCE = ".sourcedir.new"  # until an earlier run has given way
 EARLIER = ".earlier"  # a run that gives way once an engine has taken the new one
+MOVING = ".earlier-moving"  # such a run on its way, out or back
 COMMAND = "command.json"
 SUBMITTED = "submitted.json"  # of a job that another engine has
 SECRET, ENVIRON = "secret", "environ.json"  # that its hosts share; the script's variables

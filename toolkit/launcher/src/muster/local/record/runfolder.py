@@ -16,7 +16,7 @@ from contextlib import suppress
 
 from muster.arguments import UsageError
 from muster.local.record.artifacts import made
-from muster.local.record.layout import EARLIER, FRESH_SOURCE, MARK, RUNS, SOURCE, SUBMITTED
+from muster.local.record.layout import EARLIER, FRESH_SOURCE, MARK, MOVING, RUNS, SOURCE, SUBMITTED
 from muster.types.files import read_object
 from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
@@ -153,16 +153,34 @@ def link_latest(folder: RunFolder) -> None:
         pass
 
 
-def clear(folder: RunFolder, aside: bool = False) -> None:
-    """Deletes the earlier run, and puts the code in place that was packed for this one, if any:
-    from here on the folder is this run's. `aside`: the earlier one stays below EARLIER, until
-    `drop_earlier`; `discard` brings it back. Raises OSError."""
+def clear(folder: RunFolder) -> None:
+    """Deletes the earlier run: from here on the folder is this run's. Raises OSError."""
+    _empty(folder.path, (MARK, FRESH_SOURCE))
+    begin(folder)
+
+
+def set_aside(folder: RunFolder) -> None:
+    """Moves the earlier run below EARLIER, until `drop_earlier`; `discard` brings it back. One that
+    lies there already, of a submit that was killed, is the one to keep. Raises OSError, and then
+    all is where it was."""
+    path = folder.path
+    earlier, moving = (os.path.join(path, name) for name in (EARLIER, MOVING))
+    if os.path.exists(os.path.join(path, SUBMITTED)):
+        drop_earlier(path)
+    _bring_back(path)
+    try:
+        _move_all(path, moving, (MARK, FRESH_SOURCE, MOVING))
+        if os.path.isdir(moving):
+            os.rename(moving, earlier)
+    except BaseException:
+        with suppress(OSError):
+            _bring_back(path)
+        raise
+
+
+def begin(folder: RunFolder) -> None:
+    """Puts the code in place that was packed for this run, if any. Raises OSError."""
     fresh, source = (os.path.join(folder.path, name) for name in (FRESH_SOURCE, SOURCE))
-    drop_earlier(folder.path)
-    if aside:
-        _move_all(folder.path, os.path.join(folder.path, EARLIER), (MARK, FRESH_SOURCE, EARLIER))
-    else:
-        _empty(folder.path, (MARK, FRESH_SOURCE))
     os.ftruncate(folder.lock, 0)
     os.write(folder.lock, f"{folder.job}\n".encode())
     os.mkdir(os.path.dirname(source))
@@ -179,12 +197,10 @@ def leave(folder: RunFolder) -> None:
 
 def discard(folder: RunFolder) -> None:
     """Removes a run, as far as that can be done. One that was set aside for it is back then."""
-    earlier = os.path.join(folder.path, EARLIER)
     with suppress(OSError):
-        _empty(folder.path, (MARK, EARLIER))
-        if os.path.isdir(earlier):
-            _move_all(earlier, folder.path)
-            os.rmdir(earlier)
+        _empty(folder.path, (MARK, EARLIER, MOVING))
+    with suppress(OSError):
+        _bring_back(folder.path)
     _close_unused(folder)
 
 
@@ -296,12 +312,25 @@ def is_free(path: str) -> bool:
     return True
 
 
+def _bring_back(path: str) -> None:
+    """A run that was set aside, in place of all else; one that was on its way, out or back, beside
+    what has stayed or come back. Raises OSError."""
+    earlier, moving = (os.path.join(path, name) for name in (EARLIER, MOVING))
+    if os.path.isdir(earlier):
+        _empty(path, (MARK, FRESH_SOURCE, EARLIER))
+        os.rename(earlier, moving)
+    if os.path.isdir(moving):
+        _move_all(moving, path)
+        os.rmdir(moving)
+
+
 def _move_all(path: str, place: str, kept: Sequence[str] = ()) -> None:
     """What lies in one folder, but for `kept`, to another of the same disk. Raises OSError."""
-    os.makedirs(place, PRIVATE, exist_ok=True)
-    for name in os.listdir(path):
-        if name not in kept:
-            os.rename(os.path.join(path, name), os.path.join(place, name))
+    names = [name for name in os.listdir(path) if name not in kept]
+    if names:
+        os.makedirs(place, PRIVATE, exist_ok=True)
+    for name in names:
+        os.rename(os.path.join(path, name), os.path.join(place, name))
 
 
 def _empty(path: str, kept: Sequence[str] = (MARK,)) -> None:
