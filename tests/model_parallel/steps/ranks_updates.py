@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import torch
+from torch.nn import functional
 
+import muster_modelparallel as smp
 from muster_modelparallel.errors import StepError
 from tests.model_parallel.steps.ranks_steps import (
     MICROBATCHES,
@@ -22,10 +24,35 @@ from tests.model_parallel.support.checks import over, said_by
 from tests.model_parallel.support.ranks import give
 from tests.model_parallel.support.tied import Tied
 
+LR = 0.1
+
 
 def begin(**parameters: object) -> None:
     begin_with(**{"microbatches": MICROBATCHES, "ddp_dist_backend": "auto", **parameters})
     torch.manual_seed(5)
+
+
+def sgd(model):
+    return smp.DistributedOptimizer(torch.optim.SGD(model.parameters(), LR))
+
+
+def gradients_may_be_dropped_in_a_step_function_also_of_tied_parameters() -> None:
+    for set_to_none in (True, False):
+        begin(microbatches=1)
+        model, whole = wrapped(Tied(WIDTH, chain()))
+        optimizer = sgd(model)
+
+        @smp.step
+        def step(model, x, y):
+            optimizer.zero_grad(set_to_none)  # noqa: B023
+            model.backward(functional.mse_loss(model(x), y))
+
+        for _ in range(3):
+            x, y = batch()
+            step(model, x, y)
+            whole.zero_grad(set_to_none)
+            train_whole(whole, x, y, 1)
+        agree(model, whole)
 
 
 def a_batch_that_is_refused_leaves_gradients_as_they_are() -> None:
@@ -39,7 +66,10 @@ def a_batch_that_is_refused_leaves_gradients_as_they_are() -> None:
     agree(model, whole)
 
 
-CHECKS = (a_batch_that_is_refused_leaves_gradients_as_they_are,)
+CHECKS = (
+    gradients_may_be_dropped_in_a_step_function_also_of_tied_parameters,
+    a_batch_that_is_refused_leaves_gradients_as_they_are,
+)
 
 if __name__ == "__main__":
     torch.set_num_threads(1)

@@ -182,6 +182,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it before the step function",
             )
         self.optimizer.zero_grad(set_to_none)
+        if self._stages is not None:
+            self._stages.zero_grad(self.parameters(), set_to_none)
         self._is_unscaled = False
         if self._masters is not None:
             self._masters.forget_gradients()

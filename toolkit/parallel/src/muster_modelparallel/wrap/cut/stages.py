@@ -120,6 +120,11 @@ class Stages:
         if self._tied is not None:
             self._tied.begin_step()
 
+    def zero_grad(self, parameters: Iterable[Any], set_to_none: bool) -> None:
+        """As an optimizer's, of gradients that a step at work has put aside."""
+        if self._tied is not None:
+            self._tied.zero_grad(parameters, set_to_none)
+
     def end_step(self, has_backward: bool) -> None:
         """Gradients of tied parameters are summed over stages. Raises StepError where a parameter
         of another rank has got a gradient: its values are not here."""
