@@ -8,6 +8,7 @@ from torch.nn import functional
 
 import muster_modelparallel as smp
 from muster_modelparallel.errors import StepError
+from muster_modelparallel.wrap.grad_scaler import GradScaler
 from tests.model_parallel.steps.ranks_steps import (
     MICROBATCHES,
     WIDTH,
@@ -66,9 +67,37 @@ def a_batch_that_is_refused_leaves_gradients_as_they_are() -> None:
     agree(model, whole)
 
 
+def a_grad_scaler_that_knows_of_one_rank_is_refused_and_ours_skips_on_all() -> None:
+    model, _ = wrapped(chain())
+    optimizer = sgd(model)
+    first = next(iter(model.parameters()))
+    factor = [1.0]
+    first.register_hook(lambda gradient: gradient * factor[0])
+    for scaler in (torch.amp.GradScaler("cpu", init_scale=4.0), GradScaler(init_scale=4.0)):
+
+        @smp.step
+        def step(model, x, y):
+            model.backward(scaler.scale(functional.mse_loss(model(x), y)))  # noqa: B023
+
+        for factor[0] in (1.0, float("inf"), 1.0):
+            before = [one.detach().clone() for one in model.local_parameters()]
+            optimizer.zero_grad()
+            step(model, *batch())
+            if not isinstance(scaler, GradScaler):
+                with refused("use smp.amp.GradScaler", StepError):
+                    scaler.step(optimizer)
+                break
+            scaler.step(optimizer)
+            scaler.update()
+            is_same = all(map(torch.equal, before, model.local_parameters()))
+            assert is_same is (factor[0] != 1.0), factor
+    assert scaler.get_scale() == 2.0
+
+
 CHECKS = (
     gradients_may_be_dropped_in_a_step_function_also_of_tied_parameters,
     a_batch_that_is_refused_leaves_gradients_as_they_are,
+    a_grad_scaler_that_knows_of_one_rank_is_refused_and_ours_skips_on_all,
 )
 
 if __name__ == "__main__":

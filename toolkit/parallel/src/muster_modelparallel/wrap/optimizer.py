@@ -50,9 +50,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     SettingsError for arguments that cannot be used. Source: the public documentation.
     """
 
-    # the wrapped one may unscale by itself, but a GradScaler would hand the scale to the wrapper
-    _step_supports_amp_scaling = False
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -63,6 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         # not super's: it would begin groups of its own
         self.optimizer = optimizer
         self.overflow = False
+        self.is_scaled_alike = False  # by a scaler at work, whose ranks skip the same steps
         self._session = current()
         self._scale = make_loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         self._is_unscaled = False
@@ -128,6 +126,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         """Whether each replica keeps the state of its own share, or of its part of each
         parameter."""
         return self._shares is not None or self._sharding is not None
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Every GradScaler asks for it in its `step`, on all ranks. The wrapped optimizer may
+        unscale by itself, but a scaler would hand the scale to the wrapper. Raises StepError where
+        ranks have different parameters and the scaler knows of one rank."""
+        if self._stages is not None and not self.is_scaled_alike:
+            raise StepError(
+                f"a GradScaler of torch looks at the gradients of one rank, but the model lies on "
+                f"{self._session.topology.pipeline}: some would skip a step that others take",
+                "use smp.amp.GradScaler",
+            )
+        return False
 
     @property
     def loss_scale(self) -> float:
