@@ -94,10 +94,29 @@ def a_grad_scaler_that_knows_of_one_rank_is_refused_and_ours_skips_on_all() -> N
     assert scaler.get_scale() == 2.0
 
 
+def a_gradient_of_a_parameter_of_another_rank_is_refused_before_an_update() -> None:
+    model, _ = wrapped(chain())
+    optimizer = sgd(model)
+    trained(model, *batch())
+    sum(one.square().sum() for one in model.parameters()).backward()
+    before = [one.detach().clone() for one in model.local_parameters()]
+    with refused("the script used parameter ", StepError):
+        optimizer.step()
+    assert all(map(torch.equal, before, model.local_parameters()))
+
+
+def a_closure_is_refused() -> None:
+    model, _ = wrapped(chain())
+    with refused("a closure and several partitions", StepError):
+        sgd(model).step(lambda: trained(model, *batch()))
+
+
 CHECKS = (
     gradients_may_be_dropped_in_a_step_function_also_of_tied_parameters,
     a_batch_that_is_refused_leaves_gradients_as_they_are,
     a_grad_scaler_that_knows_of_one_rank_is_refused_and_ours_skips_on_all,
+    a_gradient_of_a_parameter_of_another_rank_is_refused_before_an_update,
+    a_closure_is_refused,
 )
 
 if __name__ == "__main__":

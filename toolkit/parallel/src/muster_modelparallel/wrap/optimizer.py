@@ -150,8 +150,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
         With a loss scale, gradients that are not finite on any rank make it do nothing on all
         ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
-        runs it for each microbatch, and for a closure with a loss scale, half precision or a
-        sharded state.
+        runs it for each microbatch, where a parameter of another rank has got a gradient, and for
+        a closure with several partitions, a loss scale, half precision or a sharded state.
         """
         if self._session.microbatch is not None:
             raise StepError(
@@ -159,9 +159,12 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it after the step function, which runs once for each microbatch",
             )
         self._finish_gradients()
+        if self._stages is not None:
+            self._stages.refuse_strangers("the script")
         if self._sharding is not None:
             self._sharding.rest()
         for what, is_there in (
+            ("several partitions", self._stages is not None),
             ("shard_optimizer_state", self._shares is not None),
             ("half precision", self._masters is not None),
             ("sharded parameters", self._sharding is not None),
