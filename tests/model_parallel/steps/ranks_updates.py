@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 from torch.nn import functional
 
 import muster_modelparallel as smp
@@ -111,12 +112,29 @@ def a_closure_is_refused() -> None:
         sgd(model).step(lambda: trained(model, *batch()))
 
 
+def a_parameter_outside_the_model_is_refused_unless_it_is_frozen() -> None:
+    for degree in (1, smp.size()):
+        begin(pipeline_parallel_degree=degree, ddp=True)
+        model, _ = wrapped(chain())
+        stranger = nn.Parameter(torch.ones(3))
+        optimizer = smp.DistributedOptimizer(torch.optim.SGD([*model.parameters(), stranger], LR))
+        trained(model, *batch())
+        before = [one.detach().clone() for one in model.local_parameters()]
+        with refused("of shape (3,), which is not in the wrapped model", StepError):
+            optimizer.step()
+        assert all(map(torch.equal, before, model.local_parameters()))
+        stranger.requires_grad_(False)
+        optimizer.step()
+        assert not any(map(torch.equal, before, model.local_parameters()))
+
+
 CHECKS = (
     gradients_may_be_dropped_in_a_step_function_also_of_tied_parameters,
     a_batch_that_is_refused_leaves_gradients_as_they_are,
     a_grad_scaler_that_knows_of_one_rank_is_refused_and_ours_skips_on_all,
     a_gradient_of_a_parameter_of_another_rank_is_refused_before_an_update,
     a_closure_is_refused,
+    a_parameter_outside_the_model_is_refused_unless_it_is_frozen,
 )
 
 if __name__ == "__main__":

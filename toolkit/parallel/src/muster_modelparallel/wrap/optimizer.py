@@ -150,8 +150,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
         With a loss scale, gradients that are not finite on any rank make it do nothing on all
         ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
-        runs it for each microbatch, where a parameter of another rank has got a gradient, and for
-        a closure with several partitions, a loss scale, half precision or a sharded state.
+        runs it for each microbatch, where a parameter of another rank has got a gradient, with
+        several ranks for a parameter that trains and is not in the model, and for a closure with
+        several partitions, a loss scale, half precision or a sharded state.
         """
         if self._session.microbatch is not None:
             raise StepError(
@@ -163,12 +164,13 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
             self._stages.refuse_strangers("the script")
         if self._sharding is not None:
             self._sharding.rest()
+        self._refuse_foreign()
         for what, is_there in (
-            ("several partitions", self._stages is not None),
             ("shard_optimizer_state", self._shares is not None),
             ("half precision", self._masters is not None),
             ("sharded parameters", self._sharding is not None),
             ("a loss scale", self._is_scaling()),
+            ("several partitions", self._stages is not None),
         ):
             if closure is not None and is_there:
                 raise StepError(f"optimizer.step() has a closure and {what}", "drop one of them")
@@ -323,6 +325,20 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         finish = getattr(self._session.model, "finish_gradients", None)
         if finish is not None:
             finish()
+
+    def _refuse_foreign(self) -> None:
+        """Nobody sums or averages gradients of what is not in the model: each rank would train it
+        by itself, or one alone."""
+        if self._session.mesh.size == 1 or self.model is None:
+            return
+        ours = {id(one) for one in self.model.module.parameters()}
+        for number, one in enumerate(self.parameters()):
+            if one.requires_grad and id(one) not in ours:
+                raise StepError(
+                    f"optimizer.step() is to train parameter {number} of its groups, of shape "
+                    f"{tuple(one.shape)}, which is not in the wrapped model: ranks would part ways",
+                    "put its module into the model before smp.DistributedModel wraps it",
+                )
 
     def _is_scaling(self) -> bool:
         """Whether a scale was asked for and there is anything of half precision."""
