@@ -40,6 +40,13 @@ def test_steps_of_two_ranks(script: str) -> None:
     assert not failures(found), failures(found)
 
 
+def test_updates() -> None:
+    """All checks of ranks_updates.py, by name, in one job that chooses microbatches itself."""
+    checks = CHECKS.with_name("ranks_updates.py")
+    found = results(run_ranks(checks, 2, limit_s=LIMIT_S))
+    assert not failures(found), failures(found)
+
+
 BEGIN = """
     import sys, time
     import torch

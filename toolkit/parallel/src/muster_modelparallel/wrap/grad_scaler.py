@@ -10,6 +10,7 @@ import torch.distributed as dist
 from muster_modelparallel.run.session import current, is_initialized
 from muster_modelparallel.shape.topology import GroupKind
 from muster_modelparallel.wrap.model import DistributedModel
+from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 from muster_modelparallel.wrap.shard.values import is_cut, part
 
 
@@ -40,6 +41,16 @@ class GradScaler(torch.amp.GradScaler):  # type: ignore[misc]
         if isinstance(model, DistributedModel):
             model.finish_gradients()
         super().unscale_(optimizer)
+
+    def step(self, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        """As torch's."""
+        if not isinstance(optimizer, DistributedOptimizer):
+            return super().step(optimizer, *args, **kwargs)
+        optimizer.is_scaled_alike = True
+        try:
+            return super().step(optimizer, *args, **kwargs)
+        finally:
+            optimizer.is_scaled_alike = False
 
     def _unscale_grads_(
         self, optimizer: Any, inv_scale: Any, found_inf: Any, allow_fp16: bool

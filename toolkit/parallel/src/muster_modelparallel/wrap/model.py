@@ -234,8 +234,6 @@ class DistributedModel(WholeLayers):
             self._sharding.begin_step()
         if self.partitioned:
             self._run_hooks()
-        if self._stages is not None:
-            self._stages.begin_step()
         self._broadcast_buffers()
         self._begin_pass()
         # known on all ranks alike, even where one of them does not get to backward

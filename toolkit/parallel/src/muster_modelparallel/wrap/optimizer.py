@@ -50,9 +50,6 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
     SettingsError for arguments that cannot be used. Source: the public documentation.
     """
 
-    # the wrapped one may unscale by itself, but a GradScaler would hand the scale to the wrapper
-    _step_supports_amp_scaling = False
-
     def __init__(
         self,
         optimizer: torch.optim.Optimizer,
@@ -63,6 +60,7 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         # not super's: it would begin groups of its own
         self.optimizer = optimizer
         self.overflow = False
+        self.is_scaled_alike = False  # by a scaler at work, whose ranks skip the same steps
         self._session = current()
         self._scale = make_loss_scale(static_loss_scale, dynamic_loss_scale, dynamic_loss_args)
         self._is_unscaled = False
@@ -130,6 +128,19 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         return self._shares is not None or self._sharding is not None
 
     @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Every GradScaler asks for it in its `step`, on all ranks. The wrapped optimizer may
+        unscale by itself, but a scaler would hand the scale to the wrapper. Raises StepError where
+        ranks have different parameters and the scaler knows of one rank."""
+        if self._stages is not None and not self.is_scaled_alike:
+            raise StepError(
+                f"a GradScaler of torch looks at the gradients of one rank, but the model lies on "
+                f"{self._session.topology.pipeline}: some would skip a step that others take",
+                "use smp.amp.GradScaler",
+            )
+        return False
+
+    @property
     def loss_scale(self) -> float:
         """What `model.backward` multiplies gradients by; 1 without parameters of half precision."""
         return self._scale.value if self._is_scaling() else 1.0
@@ -139,8 +150,9 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
 
         With a loss scale, gradients that are not finite on any rank make it do nothing on all
         ranks, set `overflow`, and lower a dynamic scale. Raises StepError in a step function, which
-        runs it for each microbatch, and for a closure with a loss scale, half precision or a
-        sharded state.
+        runs it for each microbatch, where a parameter of another rank has got a gradient, with
+        several ranks for a parameter that trains and is not in the model, and for a closure with
+        several partitions, a loss scale, half precision or a sharded state.
         """
         if self._session.microbatch is not None:
             raise StepError(
@@ -148,13 +160,17 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it after the step function, which runs once for each microbatch",
             )
         self._finish_gradients()
+        if self._stages is not None:
+            self._stages.refuse_strangers("the script")
         if self._sharding is not None:
             self._sharding.rest()
+        self._refuse_foreign()
         for what, is_there in (
             ("shard_optimizer_state", self._shares is not None),
             ("half precision", self._masters is not None),
             ("sharded parameters", self._sharding is not None),
             ("a loss scale", self._is_scaling()),
+            ("several partitions", self._stages is not None),
         ):
             if closure is not None and is_there:
                 raise StepError(f"optimizer.step() has a closure and {what}", "drop one of them")
@@ -182,6 +198,8 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
                 "call it before the step function",
             )
         self.optimizer.zero_grad(set_to_none)
+        if self._stages is not None:
+            self._stages.zero_grad(self.parameters(), set_to_none)
         self._is_unscaled = False
         if self._masters is not None:
             self._masters.forget_gradients()
@@ -307,6 +325,20 @@ class DistributedOptimizer(torch.optim.Optimizer):  # type: ignore[misc]  # torc
         finish = getattr(self._session.model, "finish_gradients", None)
         if finish is not None:
             finish()
+
+    def _refuse_foreign(self) -> None:
+        """Nobody sums or averages gradients of what is not in the model: each rank would train it
+        by itself, or one alone."""
+        if self._session.mesh.size == 1 or self.model is None:
+            return
+        ours = {id(one) for one in self.model.module.parameters()}
+        for number, one in enumerate(self.parameters()):
+            if one.requires_grad and id(one) not in ours:
+                raise StepError(
+                    f"optimizer.step() is to train parameter {number} of its groups, of shape "
+                    f"{tuple(one.shape)}, which is not in the wrapped model: ranks would part ways",
+                    "put its module into the model before smp.DistributedModel wraps it",
+                )
 
     def _is_scaling(self) -> bool:
         """Whether a scale was asked for and there is anything of half precision."""

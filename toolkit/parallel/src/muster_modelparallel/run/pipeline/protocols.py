@@ -81,6 +81,9 @@ class CutStages(Protocol):
     def rank_of(self) -> tuple[int, ...]:
         """The rank of each stage, in the pipeline."""
 
+    def begin_step(self) -> None:
+        """Before the first microbatch: gradients are those of this step from here on."""
+
     def prepare(self, call: ModelCall) -> PreparedCall:
         """From a bounded cache, or made anew. No communication."""
 

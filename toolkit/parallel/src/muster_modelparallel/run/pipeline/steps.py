@@ -114,6 +114,7 @@ class CutSteps:
         modes = (self._model.module.training, torch.is_grad_enabled())
         (args, kwargs), header = self._exchange.delivery.arguments(arguments, name, modes)
         calls = cut(args, kwargs)
+        self._stages.begin_step()  # not before: a batch that is refused changes no gradient
         self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
         tasks = [

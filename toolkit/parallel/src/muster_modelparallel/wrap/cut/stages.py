@@ -120,16 +120,25 @@ class Stages:
         if self._tied is not None:
             self._tied.begin_step()
 
+    def zero_grad(self, parameters: Iterable[Any], set_to_none: bool) -> None:
+        """As an optimizer's, of gradients that a step at work has put aside."""
+        if self._tied is not None:
+            self._tied.zero_grad(parameters, set_to_none)
+
     def end_step(self, has_backward: bool) -> None:
-        """Gradients of tied parameters are summed over stages. Raises StepError where a parameter
-        of another rank has got a gradient: its values are not here."""
+        """Gradients of tied parameters are summed over stages. Raises as `refuse_strangers`."""
         if self._tied is not None:
             self._tied.end_step(has_backward)
+        self.refuse_strangers("the step function")
+
+    def refuse_strangers(self, who: str) -> None:
+        """Raises StepError where a parameter of another rank has got a gradient: its values are
+        not here. `who` may have used it."""
         for name, parameter in self._ghosts:
             if parameter.grad is not None:
                 parameter.grad = None
                 raise StepError(
-                    f"the step function used parameter {name}, which lies on rank "
+                    f"{who} used parameter {name}, which lies on rank "
                     f"{self._rank(self._there().holders(name)[0])}, and got a gradient for it",
                     "let the model's forward use it, and return what the loss needs",
                 )

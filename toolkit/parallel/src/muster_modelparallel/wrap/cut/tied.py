@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,14 @@ class TiedParameters:
         self._before = [parameter.grad for parameter, _ in self._held]
         for parameter, _ in self._held:
             parameter.grad = None
+
+    @torch.no_grad()  # type: ignore[untyped-decorator]
+    def zero_grad(self, parameters: Iterable[torch.Tensor], set_to_none: bool) -> None:
+        """Of these, what is put aside goes as their gradients do, which torch sees to."""
+        meant = {id(one) for one in parameters}
+        for at, ((parameter, _), earlier) in enumerate(zip(self._held, self._before, strict=False)):
+            if earlier is not None and id(parameter) in meant:
+                self._before[at] = None if set_to_none else earlier.zero_()
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def end_step(self, has_backward: bool) -> None:
