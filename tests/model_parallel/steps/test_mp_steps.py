@@ -40,6 +40,15 @@ def test_steps_of_two_ranks(script: str) -> None:
     assert not failures(found), failures(found)
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_calls_that_differ(microbatches: int) -> None:
+    """All checks of ranks_calls.py, by name, in one job."""
+    parameters = {"microbatches": microbatches, "ddp_dist_backend": "auto"}
+    checks = CHECKS.with_name("ranks_calls.py")
+    found = results(run_ranks(checks, 2, parameters=parameters, limit_s=LIMIT_S))
+    assert not failures(found), failures(found)
+
+
 BEGIN = """
     import sys, time
     import torch

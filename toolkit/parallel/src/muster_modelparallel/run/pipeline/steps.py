@@ -49,6 +49,7 @@ from muster_modelparallel.run.pipeline.tasks import (
     Want,
     called_again,
     not_called,
+    not_differentiable,
 )
 from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -163,6 +164,7 @@ class CutSteps:
         assert task is not None
         modes = Modes.now()
         if not self._stages.is_partitioned and not modes.grad:
+            task.whole += 1
             delayed = self._session.delayed
             with nullcontext() if delayed is None else delayed.in_use():
                 return model.module(*args, **kwargs)  # evaluation before anything is trained
@@ -251,21 +253,26 @@ class CutSteps:
         for task in tasks:
             self._tasks = [task]
             self._functions.go(task)
-            agreed = self._agree([task])
+            agreed, differentiable = self._agree([task]), list[int]()
             while agreed.called:
                 number = first + task.calls
                 task.calls += 1
                 self._prepare(task)
+                assert task.model_call is not None
+                if task.model_call.grad:
+                    differentiable.append(number)
                 self._run(self._schedule(1), {number: task}, _FORWARD, number)
                 self._hand_over([task])
                 agreed = self._agree([task])
             if agreed.backward:
                 backward = True
-                for number in reversed(range(first, first + task.calls)):
+                if not differentiable:
+                    raise not_differentiable()
+                for number in reversed(differentiable):
                     self._run(self._schedule(1), {number: task}, _BACKWARD, number)
             self._pipeline.clear()
             first += task.calls
-            counts.add(task.calls)
+            counts.add(task.whole + task.calls)
         reads = any(task.reads for task in tasks)
         calls = counts.pop() if len(counts) == 1 else None
         return Habit(calls, backward, frozenset(self._wanted), reads)
@@ -331,12 +338,15 @@ class CutSteps:
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
         self._final = schedule.last_backward(self._place) if ends_step else None
         some = next(iter(tasks.values()))
+        asked = some.model_call  # the last stage goes on to the next call within this one's forward
+
+        def gradients() -> bool:
+            call = asked or some.model_call
+            return call is not None and call.grad
+
         offload = self._session.offload
         horizon = offload.horizon if offload else 0
-        self._pipeline.run(
-            schedule, works, kinds, first,
-            lambda: some.model_call is not None and some.model_call.grad, horizon,
-        )  # fmt: skip
+        self._pipeline.run(schedule, works, kinds, first, gradients, horizon)
 
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""
