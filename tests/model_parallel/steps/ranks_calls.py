@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 
 import muster_modelparallel as smp
@@ -50,7 +52,7 @@ def a_call_without_gradients_may_stand_beside_one_that_trains() -> None:
             if not is_first:
                 given = batch()
                 train(model, *given)
-                train_whole(whole, *given, count)
+                train_whole(whole, *given, count=count)
             for _ in range(3):
                 x, y = batch()
                 loss = approach(model, x, y, is_before).reduce_mean()
@@ -76,9 +78,37 @@ def backward_without_a_call_that_has_gradients_is_refused() -> None:
         step(model, batch()[0])
 
 
+def layers_may_be_unfrozen_and_frozen_between_steps() -> None:
+    net = chain()
+    net[:4].requires_grad_(False)
+    net[5].requires_grad_(False)
+    whole = copy.deepcopy(net)
+    mine = torch.optim.SGD(net.parameters(), 0.1, momentum=0.5)
+    model, optimizer = smp.DistributedModel(net), smp.DistributedOptimizer(mine)
+    wanted = torch.optim.SGD(whole.parameters(), 0.1, momentum=0.5)
+    for number in range(9):
+        for one in (net, whole):
+            if number in (2, 6):
+                one.requires_grad_(True)
+            if number == 4:
+                one[:5].requires_grad_(False)
+            if number == 8:
+                one[3:].requires_grad_(False)
+        optimizer.zero_grad()
+        wanted.zero_grad()
+        x, y = batch()
+        train(model, x, y)
+        train_whole(whole, x, y, smp.state.cfg.microbatches)
+        agree(model, whole)
+        optimizer.step()
+        wanted.step()
+    torch.testing.assert_close(model.state_dict(), whole.state_dict(), rtol=1e-5, atol=1e-6)
+
+
 CHECKS = (
     a_call_without_gradients_may_stand_beside_one_that_trains,
     backward_without_a_call_that_has_gradients_is_refused,
+    layers_may_be_unfrozen_and_frozen_between_steps,
 )
 
 if __name__ == "__main__":

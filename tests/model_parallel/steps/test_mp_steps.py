@@ -187,6 +187,29 @@ MISUSES = {
 """,
         "rank 1 is in other modes than rank 0, the first of the pipeline: training False and True",
     ),
+    "a parameter that is frozen on one rank alone": (
+        """
+    train(torch.ones(8, 4))
+    if rank == 1:
+        net[0].requires_grad_(False)
+    train(torch.ones(8, 4))
+""",
+        "on rank 1 other parameters have requires_grad than on rank 0, the first of the pipeline",
+    ),
+    "a parameter that is unfrozen within a step": (
+        """
+    net[:2].requires_grad_(False)
+
+    @smp.step
+    def step(x):
+        net.requires_grad_(True)
+        model.backward(model(x).sum())
+
+    train(torch.ones(8, 4))
+    step(torch.ones(8, 4))
+""",
+        "change requires_grad between steps alone",
+    ),
     "a step function within a step function": (
         """
     @smp.step

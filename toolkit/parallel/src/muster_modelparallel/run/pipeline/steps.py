@@ -82,6 +82,8 @@ class CutSteps:
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
         self._draws: dict[int, Draw] = {}  # of this step
+        self._parameters: list[torch.Tensor] = []
+        self._needing = b""
         self._clock = StageClock(MEASURED_STEPS, mesh.device)
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
@@ -113,7 +115,10 @@ class CutSteps:
             )
         began = time.perf_counter()
         modes = (self._model.module.training, torch.is_grad_enabled())
-        (args, kwargs), header = self._exchange.delivery.arguments(arguments, name, modes)
+        self._needing = self._needing_now()
+        (args, kwargs), header = self._exchange.delivery.arguments(
+            arguments, name, modes, self._needing
+        )
         calls = cut(args, kwargs)
         self._steps, self._seed = self._steps + 1, header.seed
         self._draws = {}
@@ -175,7 +180,9 @@ class CutSteps:
                 "put both calls into the model, so that gradients flow through it",
             )
         task.modes = modes
-        asked = ModelCall(args, kwargs, modes.grad, model.module.training, modes.autocast)
+        asked = ModelCall(
+            args, kwargs, modes.grad, model.module.training, modes.autocast, self._needing
+        )
         return task.call.ask(asked)
 
     def backward(
@@ -197,6 +204,12 @@ class CutSteps:
         model = self._session.model
         assert model is not None
         return model  # type: ignore[return-value]
+
+    def _needing_now(self) -> bytes:
+        parameters = self._parameters or list(self._model.module.parameters())
+        if self._stages.is_partitioned:  # none is replaced from here on
+            self._parameters = parameters
+        return bytes([one.requires_grad for one in parameters])
 
     @property
     def _stages(self) -> CutStages:
