@@ -103,7 +103,8 @@ FAULTS = (
         r"FAILED ClusterError: port 7776 \(control\) is in use by .*",
         act="second",
         own={
-            "slurm": ("--set", "oversubscribe", *SOON),  # the other host waits for a leader
+            # jobs that share a node have ports of their own; the other host waits for a leader
+            "slurm": ("--set", "oversubscribe", "--env", "MUSTER_CONTROL_PORT=7776", *SOON),
             "kubernetes": ("--set", "pod.hostNetwork=true"),
         },
         cannot={"batch": "each node of each job has a network interface of its own"},

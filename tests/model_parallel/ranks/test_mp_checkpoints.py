@@ -215,8 +215,41 @@ def test_a_save_may_take_longer_than_ranks_wait_for_each_other(tmp_path: Path) -
         )  # fmt: skip
         error, took_s = ends[1].result
         assert took_s > 4, "nothing is slow"
-        assert ("for rank 0 in allgather" in error) is is_stuck, error
+        assert ("for rank 0 in save_checkpoint" in error) is is_stuck, error
         assert bool(error) is is_stuck
+
+
+def test_a_save_that_one_rank_calls_alone_says_so_long_before_it_fails(tmp_path: Path) -> None:
+    def saves(folder: str, call: str) -> str:
+        import time
+        from pathlib import Path
+
+        import torch
+
+        import muster_modelparallel as smp
+        from muster_modelparallel.run.pipeline import waits
+
+        waits.LONG_S = 0.4
+        smp.init()
+        model = smp.DistributedModel(torch.nn.Linear(2, 2))
+        said, over = "", Path(folder, f"{call} is over")
+        try:
+            if smp.rank() == 0:
+                getattr(smp, call)(folder, "one", **{"model": model} if "save" in call else {})
+        except smp.ExchangeError as error:
+            said = str(error)
+        if smp.rank() == 0:
+            over.touch()
+        end = time.monotonic() + 60
+        while not over.exists() and time.monotonic() < end:
+            time.sleep(0.01)
+        return said
+
+    for call in ("save_checkpoint", "resume_from_checkpoint"):
+        given, env = [str(tmp_path), call], {"MODELPARALLEL_OBJECTS_TIMEOUT_S": "3"}
+        ends = run_ranks(saves, 2, arguments=given, parameters=PARAMETERS, env=env)
+        assert f"waited 3.0 s for rank 1 in {call} (rank 1 has made no" in ends[0].result
+        assert ends[0].err.count(f"rank 0 waits for rank 1 in {call}, since") == 1, ends[0].err
 
 
 @pytest.mark.promise("F70")

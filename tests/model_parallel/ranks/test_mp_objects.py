@@ -307,7 +307,9 @@ def waiting(case):
     import time
 
     import muster_modelparallel as smp
+    from muster_modelparallel.run.pipeline import waits
 
+    waits.LONG_S = 0.4
     smp.init({"ddp": True})
     rank = smp.rank()
     smp.barrier()
@@ -331,7 +333,9 @@ def waiting(case):
 @pytest.mark.promise("F69")
 def test_a_receive_that_is_late_says_who_waited_for_whom():
     env = {"MODELPARALLEL_OBJECTS_TIMEOUT_S": "2"}
-    text, took_s = results(run_ranks(waiting, 2, arguments=["late"], env=env, limit_s=LIMIT_S))[1]
+    ends = run_ranks(waiting, 2, arguments=["late"], env=env, limit_s=LIMIT_S)
+    text, took_s = results(ends)[1]
+    assert "rank 1 waits for rank 0 in recv_from(src_rank=0, rank_type=" in ends[1].err
     assert "rank 1 waited 2.0 s for rank 0 in recv_from(src_rank=0, rank_type=" in text
     assert "rank 0 was last in barrier(group=CommGroup.WORLD)" in text
     assert "MODELPARALLEL_OBJECTS_TIMEOUT_S" in text

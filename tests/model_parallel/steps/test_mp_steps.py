@@ -47,6 +47,15 @@ def test_updates() -> None:
     assert not failures(found), failures(found)
 
 
+@pytest.mark.parametrize("microbatches", [1, 4])
+def test_calls_that_differ(microbatches: int) -> None:
+    """All checks of ranks_calls.py, by name, in one job."""
+    parameters = {"microbatches": microbatches, "ddp_dist_backend": "auto"}
+    checks = CHECKS.with_name("ranks_calls.py")
+    found = results(run_ranks(checks, 2, parameters=parameters, limit_s=LIMIT_S))
+    assert not failures(found), failures(found)
+
+
 BEGIN = """
     import sys, time
     import torch
@@ -184,6 +193,29 @@ MISUSES = {
     train(torch.ones(8, 4))
 """,
         "rank 1 is in other modes than rank 0, the first of the pipeline: training False and True",
+    ),
+    "a parameter that is frozen on one rank alone": (
+        """
+    train(torch.ones(8, 4))
+    if rank == 1:
+        net[0].requires_grad_(False)
+    train(torch.ones(8, 4))
+""",
+        "on rank 1 other parameters have requires_grad than on rank 0, the first of the pipeline",
+    ),
+    "a parameter that is unfrozen within a step": (
+        """
+    net[:2].requires_grad_(False)
+
+    @smp.step
+    def step(x):
+        net.requires_grad_(True)
+        model.backward(model(x).sum())
+
+    train(torch.ones(8, 4))
+    step(torch.ones(8, 4))
+""",
+        "change requires_grad between steps alone",
     ),
     "a step function within a step function": (
         """

@@ -11,7 +11,7 @@ from muster_modelparallel.checkpoint import layout, piecewise
 from muster_modelparallel.checkpoint.files import load_object, load_user_content
 from muster_modelparallel.checkpoint.together import together
 from muster_modelparallel.errors import CheckpointError
-from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.run.objects import CommGroup, allgather, called
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.wrap.model import PARTIAL
 from muster_modelparallel.wrap.optimizer_state import merged_states
@@ -19,6 +19,7 @@ from muster_modelparallel.wrap.optimizer_state import merged_states
 _log = logging.getLogger("muster_modelparallel")
 
 
+@called("resume_from_checkpoint")
 def resume_from_checkpoint(
     path: str,
     tag: str | None = None,

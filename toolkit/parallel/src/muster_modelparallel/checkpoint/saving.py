@@ -13,6 +13,7 @@ from muster_modelparallel.checkpoint import layout, piecewise
 from muster_modelparallel.checkpoint.files import save_object
 from muster_modelparallel.checkpoint.together import at_length, together
 from muster_modelparallel.errors import CheckpointError
+from muster_modelparallel.run.objects import called
 from muster_modelparallel.run.session import Session, current
 from muster_modelparallel.wrap.model import DistributedModel
 from muster_modelparallel.wrap.optimizer import DistributedOptimizer
@@ -20,6 +21,7 @@ from muster_modelparallel.wrap.optimizer import DistributedOptimizer
 States = Mapping[str, Callable[[], object]]
 
 
+@called("save_checkpoint")
 def save_checkpoint(
     path: str,
     tag: str,
@@ -107,6 +109,7 @@ def save_checkpoint(
         together(lambda: layout.remove_oldest(path, kept) if sharing.is_first() else None, what)
 
 
+@called("wait_for_checkpoint")
 def wait_for_checkpoint() -> None:
     """Returns when a save `in_background` is over and `newest` names it; at once without one. All
     ranks call it. Raises CheckpointError on all where it failed on any."""

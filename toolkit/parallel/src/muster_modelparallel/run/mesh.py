@@ -9,7 +9,7 @@ import atexit
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ import torch.distributed as dist
 from muster_modelparallel.errors import SettingsError
 from muster_modelparallel.run.job_store import JobStore
 from muster_modelparallel.run.launched_rank import LaunchedRank
+from muster_modelparallel.run.pipeline.waits import Waits
 from muster_modelparallel.shape.topology import GroupKind, Topology
 
 _BOTH = "cpu:gloo,cuda:nccl"
@@ -40,6 +41,7 @@ class Mesh:
     pipeline_back: Any
     object_groups: dict[GroupKind, Any]
     has_begun_world: bool
+    waits: Waits = field(default_factory=Waits)  # for objects
 
     @property
     def rank(self) -> int:

@@ -160,30 +160,51 @@ def _send(obj: object, ranks: Sequence[int], name: str) -> None:
 
 
 @contextmanager
+def called(name: str) -> Iterator[None]:
+    """Inside, or in a function that this decorates, what a rank waits in is that call."""
+    session = current()
+    before, session.calling = session.calling, name
+    try:
+        yield
+    finally:
+        session.calling = before
+
+
+@contextmanager
 def _wait(
     mesh: Mesh, ranks: Sequence[int], name: str, missing: Callable[[], list[int]] | None = None
 ) -> Iterator[None]:
-    """Says in the store what this rank does, and turns what the group raises into an
-    ExchangeError. `missing`: which of the ranks have not come, where that is known."""
+    """Says in the store what this rank does, in the log where that takes long, and turns what the
+    group raises into an ExchangeError. `missing`: which of the ranks have not come, where that is
+    known."""
+    name = current().calling or name
     _say(mesh, name)
     began = time.monotonic()
-    try:
-        yield
-    except RuntimeError as error:
-        took_s = time.monotonic() - began
-        late = (missing() if missing is not None else []) or [r for r in ranks if r != mesh.rank]
-        whom = f"rank{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}"
-        if took_s >= 0.9 * mesh.objects_timeout_s:
+
+    def late() -> list[int]:
+        return (missing() if missing is not None else []) or [r for r in ranks if r != mesh.rank]
+
+    with mesh.waits.waiting(lambda: f"rank {mesh.rank} waits for {_words(late())} in {name}"):
+        try:
+            yield
+        except RuntimeError as error:
+            took_s, lost = time.monotonic() - began, late()
+            whom, heard = _words(lost), _heard(mesh, lost)
+            if took_s >= 0.9 * mesh.objects_timeout_s:
+                raise ExchangeError(
+                    f"rank {mesh.rank} waited {took_s:.1f} s for {whom} in {name}{heard}",
+                    "see that every rank makes the calls that belong together; "
+                    "MODELPARALLEL_OBJECTS_TIMEOUT_S sets how long to wait",
+                ) from error
             raise ExchangeError(
-                f"rank {mesh.rank} waited {took_s:.1f} s for {whom} in {name}{_heard(mesh, late)}",
-                "see that every rank makes the calls that belong together; "
-                "MODELPARALLEL_OBJECTS_TIMEOUT_S sets how long to wait",
+                f"rank {mesh.rank} lost {whom} after {took_s:.1f} s in {name}{heard} "
+                f"({str(error).rsplit('] ', 1)[-1].split('. ')[0]})",
+                f"the output of {whom} says why it ended",
             ) from error
-        raise ExchangeError(
-            f"rank {mesh.rank} lost {whom} after {took_s:.1f} s in {name}{_heard(mesh, late)} "
-            f"({str(error).rsplit('] ', 1)[-1].split('. ')[0]})",
-            f"the output of {whom} says why it ended",
-        ) from error
+
+
+def _words(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _come(mesh: Mesh, place: str, rank: int, more: int) -> int:

@@ -116,7 +116,8 @@ class Session:
     `cut_steps`: what runs the steps of a model of several stages, once there is one. `offload`:
     where activations go between the passes, None where they stay. `saving`: the save in pieces
     that was begun last; its ranks meet in `pieces_group`. `delayed`: the parameters that have no
-    memory yet; None where all have theirs. `notes`: what has been said.
+    memory yet; None where all have theirs. `notes`: what has been said. `calling`: the script's
+    call that exchanges objects of its own, "" outside one.
     """
 
     config: Config
@@ -137,6 +138,7 @@ class Session:
     pieces_group: Any = None
     delayed: Delayed | None = None
     notes: set[str] = field(default_factory=set)
+    calling: str = ""
 
     def note(self, text: str) -> None:
         """Says it in the log of rank 0, once."""

@@ -6,6 +6,7 @@ Tensors travel as one block of bytes, and what they are like as JSON, once for e
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -39,12 +40,16 @@ class Delivery:
         self._known: dict[bytes, int] = {}
 
     def arguments(
-        self, values: Any, name: str, modes: tuple[bool, bool] = (True, True)
+        self,
+        values: Any,
+        name: str,
+        modes: tuple[bool, bool] = (True, True),
+        needing: bytes = b"",
     ) -> tuple[Any, Header]:
         """The first rank's tensors and plain values in the containers of `values`; other objects,
         and tensors that are not dense, stay this rank's own. Raises StepError where this rank's
         values have another structure than the first one's, or it is in other modes: whether the
-        model trains, whether gradients are on.
+        model trains, whether gradients are on; or other parameters need gradients (`needing`).
         """
         mine = _apart(leaves(values)) if self._is_first else leaves(values)
         likeness = json.dumps([_like(leaf) for leaf in mine]).encode() if self._is_first else b""
@@ -54,7 +59,7 @@ class Delivery:
             f"rank {dist.get_rank()} waits for the arguments of {name} {way} rank "
             f"{', '.join(map(str, others))}"
         ):
-            likeness, header = self._header(likeness, modes)
+            likeness, header = self._header(likeness, modes, needing)
             likes = json.loads(likeness)
             if len(likes) != len(mine):
                 raise StepError(
@@ -96,20 +101,29 @@ class Delivery:
                 with torch.no_grad():
                     tensor.copy_(data)
 
-    def _header(self, likeness: bytes, modes: tuple[bool, bool]) -> tuple[bytes, Header]:
+    def _header(
+        self, likeness: bytes, modes: tuple[bool, bool], needing: bytes
+    ) -> tuple[bytes, Header]:
         """What the arguments are like, and the seed. A likeness that was sent before is named by
         its number alone."""
         known = self._known.get(likeness, -1)
         seed = torch.initial_seed() & ((1 << 63) - 1)
-        head = torch.tensor([known, len(likeness), seed, *modes], device=self._device)
+        mine = zlib.crc32(needing)
+        head = torch.tensor([known, len(likeness), seed, mine, *modes], device=self._device)
         dist.broadcast(head, self._ranks[0], group=self._group)
-        known, length, seed, *first = head.tolist()
+        known, length, seed, firsts, *first = head.tolist()
         if first != [*modes]:
             raise StepError(
                 f"rank {dist.get_rank()} is in other modes than rank {self._ranks[0]}, the first "
                 f"of the pipeline: training {modes[0]} and {bool(first[0])}, gradients {modes[1]} "
                 f"and {bool(first[1])}",
                 "call model.train(), model.eval() and torch.no_grad() alike on all ranks",
+            )
+        if firsts != mine:
+            raise StepError(
+                f"on rank {dist.get_rank()} other parameters have requires_grad than on rank "
+                f"{self._ranks[0]}, the first of the pipeline",
+                "set it alike on all ranks, also of parameters that lie on others",
             )
         if known >= 0:
             return list(self._known)[known], Header(seed)

@@ -309,5 +309,7 @@ def _check(
                 f"stage {stage} passes on {found[1]} of shape {found[0]} (tensor {place}"
                 f"{', which needs a gradient' if lost else ''}), but {meta.dtype} of shape "
                 f"{meta.shape} when the model was probed",
-                "shapes must not depend on the values of the data; use one partition",
+                "change requires_grad between steps alone, and what forward detaches never"
+                if lost
+                else "shapes must not depend on the values of the data; use one partition",
             )

@@ -29,13 +29,15 @@ class Autocast:
 @dataclass(frozen=True, slots=True)
 class ModelCall:
     """A call of the model in a step function: its arguments, and the modes that held. On all ranks
-    of a pipeline tensors have the same values. `training`: of the model."""
+    of a pipeline tensors have the same values. `training`: of the model. `needing`: a byte for each
+    parameter, by the model's order, whether it needed a gradient when the step began."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     grad: bool
     training: bool
     autocast: tuple[Autocast, ...] = ()
+    needing: bytes = b""
 
 
 class StageRun(Protocol):

@@ -49,6 +49,7 @@ from muster_modelparallel.run.pipeline.tasks import (
     Want,
     called_again,
     not_called,
+    not_differentiable,
 )
 from muster_modelparallel.run.pipeline.undelivered import Undelivered
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -81,6 +82,8 @@ class CutSteps:
         self._habits: dict[Hashable, Habit] = {}
         self._steps, self._seed = 0, 0
         self._draws: dict[int, Draw] = {}  # of this step
+        self._parameters: list[torch.Tensor] = []
+        self._needing = b""
         self._clock = StageClock(MEASURED_STEPS, mesh.device)
         self._stack = ExitStack()
         self._installed: list[PreparedCall] = []
@@ -112,7 +115,10 @@ class CutSteps:
             )
         began = time.perf_counter()
         modes = (self._model.module.training, torch.is_grad_enabled())
-        (args, kwargs), header = self._exchange.delivery.arguments(arguments, name, modes)
+        self._needing = self._needing_now()
+        (args, kwargs), header = self._exchange.delivery.arguments(
+            arguments, name, modes, self._needing
+        )
         calls = cut(args, kwargs)
         self._stages.begin_step()  # not before: a batch that is refused changes no gradient
         self._steps, self._seed = self._steps + 1, header.seed
@@ -164,6 +170,7 @@ class CutSteps:
         assert task is not None
         modes = Modes.now()
         if not self._stages.is_partitioned and not modes.grad:
+            task.whole += 1
             delayed = self._session.delayed
             with nullcontext() if delayed is None else delayed.in_use():
                 return model.module(*args, **kwargs)  # evaluation before anything is trained
@@ -174,7 +181,9 @@ class CutSteps:
                 "put both calls into the model, so that gradients flow through it",
             )
         task.modes = modes
-        asked = ModelCall(args, kwargs, modes.grad, model.module.training, modes.autocast)
+        asked = ModelCall(
+            args, kwargs, modes.grad, model.module.training, modes.autocast, self._needing
+        )
         return task.call.ask(asked)
 
     def backward(
@@ -196,6 +205,12 @@ class CutSteps:
         model = self._session.model
         assert model is not None
         return model  # type: ignore[return-value]
+
+    def _needing_now(self) -> bytes:
+        parameters = self._parameters or list(self._model.module.parameters())
+        if self._stages.is_partitioned:  # none is replaced from here on
+            self._parameters = parameters
+        return bytes([one.requires_grad for one in parameters])
 
     @property
     def _stages(self) -> CutStages:
@@ -252,21 +267,26 @@ class CutSteps:
         for task in tasks:
             self._tasks = [task]
             self._functions.go(task)
-            agreed = self._agree([task])
+            agreed, differentiable = self._agree([task]), list[int]()
             while agreed.called:
                 number = first + task.calls
                 task.calls += 1
                 self._prepare(task)
+                assert task.model_call is not None
+                if task.model_call.grad:
+                    differentiable.append(number)
                 self._run(self._schedule(1), {number: task}, _FORWARD, number)
                 self._hand_over([task])
                 agreed = self._agree([task])
             if agreed.backward:
                 backward = True
-                for number in reversed(range(first, first + task.calls)):
+                if not differentiable:
+                    raise not_differentiable()
+                for number in reversed(differentiable):
                     self._run(self._schedule(1), {number: task}, _BACKWARD, number)
             self._pipeline.clear()
             first += task.calls
-            counts.add(task.calls)
+            counts.add(task.whole + task.calls)
         reads = any(task.reads for task in tasks)
         calls = counts.pop() if len(counts) == 1 else None
         return Habit(calls, backward, frozenset(self._wanted), reads)
@@ -332,12 +352,15 @@ class CutSteps:
         works = {stage: Work(self, stage, stage == last, tasks) for stage in mine}
         self._final = schedule.last_backward(self._place) if ends_step else None
         some = next(iter(tasks.values()))
+        asked = some.model_call  # the last stage goes on to the next call within this one's forward
+
+        def gradients() -> bool:
+            call = asked or some.model_call
+            return call is not None and call.grad
+
         offload = self._session.offload
         horizon = offload.horizon if offload else 0
-        self._pipeline.run(
-            schedule, works, kinds, first,
-            lambda: some.model_call is not None and some.model_call.grad, horizon,
-        )  # fmt: skip
+        self._pipeline.run(schedule, works, kinds, first, gradients, horizon)
 
     def begun(self, task: Task) -> Task:
         """At the call of the model, whose stages are known."""

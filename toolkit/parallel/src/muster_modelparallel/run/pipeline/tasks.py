@@ -83,7 +83,8 @@ class Output:
 @dataclass(slots=True)
 class Task:
     """The step function at work on a microbatch. `said`: where it stopped; None before it began.
-    `answer`: of the model, on the last stage. `reads`, `has_returned`: see Habit."""
+    `answer`: of the model, on the last stage. `reads`, `has_returned`: see Habit. `whole`:
+    calls before the model was cut, which are not among `calls`."""
 
     microbatch: Microbatch
     function: Callable[[], Any]
@@ -94,6 +95,7 @@ class Task:
     reads: bool = False
     has_returned: bool = False
     calls: int = 0
+    whole: int = 0
     segment: int = 0
     model_call: ModelCall | None = None
     modes: Modes | None = None
@@ -108,6 +110,13 @@ def not_called() -> StepError:
     return StepError(
         "the step function did not call the model in a microbatch, but did before",
         "call the model once for each microbatch, in every step",
+    )
+
+
+def not_differentiable() -> StepError:
+    return StepError(
+        "model.backward was called, but no call of the model in that microbatch had gradients",
+        "call the model outside torch.no_grad() for what backward starts from",
     )
 
 

@@ -136,8 +136,8 @@ class Holding:
 
 
 class Calls:
-    """The stages of this rank for each kind of call: modes, structure, shapes, dtypes. A kind that
-    is new is traced by its shapes alone."""
+    """The stages of this rank for each kind of call: modes, structure, shapes, dtypes, and which
+    parameters need gradients. A kind that is new is traced by its shapes alone."""
 
     def __init__(
         self,
@@ -244,7 +244,7 @@ def move(module: nn.Module, holding: Holding) -> None:
 
 def _kind(call: ModelCall) -> Hashable:
     """What calls must have in common to have the same shapes in all stages."""
-    found: list[Any] = [call.grad, call.training, call.autocast]
+    found: list[Any] = [call.grad, call.training, call.autocast, call.grad and call.needing]
     _describe((call.args, call.kwargs), found)
     return tuple(found)
 

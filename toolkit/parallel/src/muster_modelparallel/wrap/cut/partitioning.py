@@ -21,7 +21,7 @@ from muster_modelparallel.model.nests import leaves
 from muster_modelparallel.model.probe import Probe, probe, usual_s
 from muster_modelparallel.model.proof import prove
 from muster_modelparallel.model.split import Split
-from muster_modelparallel.run.objects import CommGroup, allgather
+from muster_modelparallel.run.objects import CommGroup, allgather, called
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import Modes
 from muster_modelparallel.run.session import Session
@@ -47,6 +47,7 @@ TOGETHER_S = 2.0
 """For how long all ranks measure at the same time."""
 
 
+@called("the partition of the model")
 def partition(
     session: Session, module: nn.Module, call: ModelCall, sharding: Sharding | None
 ) -> tuple[Plan, Holding, Calls]:
