@@ -796,6 +796,8 @@ def each_parameter_is_held_once_and_ghosts_are_small() -> None:
     mine = {name: one.untyped_storage().nbytes() for name, one in model.module.named_parameters()}
     held = {name for name, _ in model.local_named_parameters()}
     assert all(size <= 16 for name, size in mine.items() if name not in held)
+    others = [one for name, one in model.module.named_parameters() if name not in held]
+    assert others and all(one.isnan().all() for one in others)  # plausible values would be used
     total = sum(everyones(sum(mine[name] for name in held)))
     assert total == sum(one.untyped_storage().nbytes() for one in whole.parameters())
     names = [name for rank in everyones(sorted(held)) for name in rank]

@@ -3,6 +3,7 @@ exchanges with the other stages."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -235,10 +236,11 @@ def holding_stages(found: Probe, holding: Holding) -> list[int]:
 
 
 def move(module: nn.Module, holding: Holding) -> None:
-    """Parameters of other ranks keep their identity, shape and dtype, and one stored element."""
+    """Parameters of other ranks keep their identity, shape and dtype, and one stored element: NaN,
+    which who uses it by mistake notices."""
     for name, parameter in module.named_parameters():
         if not holding.holds(name):
-            parameter.data = hollow(parameter)
+            parameter.data = hollow(parameter, math.nan)
             parameter.grad = None
 
 
