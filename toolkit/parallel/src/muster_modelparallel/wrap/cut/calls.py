@@ -291,7 +291,7 @@ def _describe(value: Any, found: list[Any]) -> None:
     inner = members(value)
     if inner is not None:
         found += (type(value), len(inner))
-        if not isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, Mapping):
             found += value
         for member in inner:
             _describe(member, found)
