@@ -198,6 +198,20 @@ MISUSES = {
         "0.aux, which forward sets, was read on a rank where that module does not run: it does on "
         "rank 0 of the pipeline",
     ),
+    "NaN in the first batch": (
+        """
+    train(torch.full((8, 4), float("nan")))
+""",
+        "the first microbatch gives gradients that are not a number, so no split can be proved",
+    ),
+    "a copy of the model": (
+        """
+    import copy
+
+    copy.deepcopy(model)
+""",
+        "a model with several partitions was copied or pickled; copy model.get_module() before",
+    ),
     "other modes on another rank": (
         """
     train(torch.ones(8, 4))
