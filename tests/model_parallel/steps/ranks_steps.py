@@ -12,6 +12,7 @@ import tempfile
 import threading
 import weakref
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -578,6 +579,28 @@ def values_of_other_ranks_do_not_count() -> None:
     agree(model, whole)
 
 
+@dataclass
+class Batch:
+    x: torch.Tensor
+    y: torch.Tensor
+
+
+def a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank() -> None:
+    model, whole = wrapped(chain())
+
+    @smp.step
+    def step(model, given):
+        loss = functional.mse_loss(model(given.x), given.y)
+        model.backward(loss)
+        return loss
+
+    for _ in range(2):
+        x, y = batch()
+        own = Batch(x, y) if is_first() else Batch(x + 1, y + 1)
+        torch.testing.assert_close(step(model, own).reduce_mean(), train_whole(whole, x, y))
+    agree(model, whole)
+
+
 def numbers_and_texts_are_those_of_the_first_rank() -> None:
     model, _ = wrapped(chain())
 
@@ -796,6 +819,8 @@ def each_parameter_is_held_once_and_ghosts_are_small() -> None:
     mine = {name: one.untyped_storage().nbytes() for name, one in model.module.named_parameters()}
     held = {name for name, _ in model.local_named_parameters()}
     assert all(size <= 16 for name, size in mine.items() if name not in held)
+    others = [one for name, one in model.module.named_parameters() if name not in held]
+    assert others and all(one.isnan().all() for one in others)  # plausible values would be used
     total = sum(everyones(sum(mine[name] for name in held)))
     assert total == sum(one.untyped_storage().nbytes() for one in whole.parameters())
     names = [name for rank in everyones(sorted(held)) for name in rank]
@@ -1034,6 +1059,7 @@ CHECKS = (
     what_a_step_function_draws_is_the_same_on_all_ranks,
     a_script_draws_between_steps_what_it_would_draw_without_them,
     values_of_other_ranks_do_not_count,
+    a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank,
     numbers_and_texts_are_those_of_the_first_rank,
     what_backward_needs_may_leave_the_device_meanwhile,
     batch_norm_and_its_buffers_are_those_of_one_process,

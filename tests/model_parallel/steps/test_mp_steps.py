@@ -185,6 +185,49 @@ MISUSES = {
 """,
         "the step function used parameter 0.weight, which lies on rank 0, and got a gradient",
     ),
+    "what a module of another stage keeps of its forward": (
+        """
+    from muster_modelparallel.run import session
+
+    class Aux(Layer):
+        aux = 0.0
+
+        def forward(self, x):
+            out = super().forward(x)
+            self.aux = out.square().mean()
+            return out
+
+    session.shutdown()
+    smp.init()
+    net = nn.Sequential(*[Aux(4, 4) for _ in range(4)])
+    model = smp.DistributedModel(net)
+
+    @smp.step
+    def step(x):
+        for one in net:
+            one.aux = 0.0
+        out = model(x)
+        model.backward(out.sum() + sum(one.aux for one in net))
+
+    step(torch.ones(8, 4))
+""",
+        "0.aux, which forward sets, was read on a rank where that module does not run: it does on "
+        "rank 0 of the pipeline",
+    ),
+    "NaN in the first batch": (
+        """
+    train(torch.full((8, 4), float("nan")))
+""",
+        "the first microbatch gives gradients that are not a number, so no split can be proved",
+    ),
+    "a copy of the model": (
+        """
+    import copy
+
+    copy.deepcopy(model)
+""",
+        "a model with several partitions was copied or pickled; copy model.get_module() before",
+    ),
     "other modes on another rank": (
         """
     train(torch.ones(8, 4))

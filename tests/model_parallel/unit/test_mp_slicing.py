@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -74,14 +74,44 @@ def test_other_mappings_keep_their_type() -> None:
     assert batch["ids"].tolist() == [0, 1, 2, 3], "the caller's is as it was"
 
 
-def test_what_is_no_tensor_is_passed_as_it_is() -> None:
-    @dataclass
-    class Thing:
-        tensor: torch.Tensor
+def test_dataclasses_are_cut_and_keep_their_type() -> None:
+    @dataclass(frozen=True)
+    class Batch:
+        ids: torch.Tensor
+        name: str
+        deep: dict[str, torch.Tensor]
+        made: list[int] = field(default_factory=list, init=False)
 
-    values = ["text", 3, None, Thing(torch.ones(3)), torch.nn.Linear(3, 3), torch.Size([3, 5])]
-    for piece in cut(one, values):
-        assert all(got is given for got, given in zip(piece, values, strict=True))
+    batch = Batch(torch.arange(4), "some", {"labels": torch.arange(4)})
+    _, second = cut(one, batch)
+    assert isinstance(second, Batch) and second.name == "some" and second.made is batch.made
+    assert second.ids.tolist() == second.deep["labels"].tolist() == [2, 3]
+    assert batch.ids.tolist() == [0, 1, 2, 3], "the caller's is as it was"
+
+
+def test_what_is_no_tensor_is_passed_as_it_is(caplog: pytest.LogCaptureFixture) -> None:
+    class Thing:
+        def __init__(self) -> None:
+            self.tensor = torch.ones(3)
+
+    @dataclass
+    class Trainer:
+        model: torch.nn.Module
+        total: torch.Tensor
+
+    linear = torch.nn.Linear(3, 3)
+    trainer = Trainer(linear, torch.zeros(()))
+    values = ["text", 3, None, Thing(), trainer, Batch, linear, torch.Size([3, 5])]
+    for _ in range(2):
+        for piece in cut(one, values):
+            assert all(got is given for got, given in zip(piece, values, strict=True))
+    said = [line.getMessage() for line in caplog.records]
+    assert sum("argument x[3] is a" in line and "are not cut" in line for line in said) == 1
+
+
+@dataclass
+class Batch:
+    x: int = 0
 
 
 def test_objects_cut_themselves_by_smp_slice() -> None:

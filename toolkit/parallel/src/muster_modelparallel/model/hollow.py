@@ -10,11 +10,12 @@ import torch
 from torch import nn
 
 
-def hollow(parameter: torch.Tensor) -> torch.Tensor:
-    """Zeros of that shape, dtype and device in one stored element. On "meta" they are on the CPU:
-    python may ask for values."""
+def hollow(parameter: torch.Tensor, value: float = 0.0) -> torch.Tensor:
+    """That shape, dtype and device in one stored element: `value`, or 0 in a type that has no
+    fractions. On "meta" it is on the CPU: python may ask for values."""
     device = "cpu" if parameter.is_meta else parameter.device
-    return torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape)
+    known = value if parameter.is_floating_point() or parameter.is_complex() else 0
+    return torch.full((), known, dtype=parameter.dtype, device=device).expand(parameter.shape)
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Containers taken apart and put together: what a step's arguments and returns may be made of.
 
 list, tuple, dict, set and frozenset, their subclasses, and other mappings, such as a tokenizer's
-batch or the output of a transformers model. Everything else is a value of its own, a leaf.
+batch or the output of a transformers model, and instances of dataclasses, by the fields that
+`__init__` takes. One that is or has a module or an optimizer is none: it trains. Everything else is
+a value of its own, a leaf.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from typing import Any
 
@@ -24,7 +27,8 @@ def parts(value: Any) -> list[tuple[str, Any]] | None:
         return [(f"[{place}]", member) for place, member in enumerate(value)]
     if isinstance(value, (set, frozenset)):
         return [("", member) for member in value]
-    return None
+    names = _fields(value)
+    return None if names is None else [(f".{name}", getattr(value, name)) for name in names]
 
 
 def members(value: Any) -> list[Any] | None:
@@ -35,12 +39,30 @@ def members(value: Any) -> list[Any] | None:
         return list(value.values())
     if isinstance(value, (list, tuple, set, frozenset)):
         return list(value)
-    if isinstance(value, torch.Tensor) or not isinstance(value, Mapping):
+    if isinstance(value, torch.Tensor):
         return None
-    return [value[key] for key in value]
+    if isinstance(value, Mapping):
+        return [value[key] for key in value]
+    names = _fields(value)
+    return None if names is None else [getattr(value, name) for name in names]
 
 
 _LEAVES = frozenset([torch.Tensor, torch.nn.Parameter, type(None), bool, int, float, str])
+_TRAINS = (torch.nn.Module, torch.optim.Optimizer)
+
+
+def has_tensors(value: Any) -> bool:
+    """Whether an object that is no container has tensors as attributes, and is no module."""
+    held = () if isinstance(value, _TRAINS) else getattr(value, "__dict__", {}).values()
+    return not isinstance(value, type) and any(isinstance(one, torch.Tensor) for one in held)
+
+
+def _fields(value: Any) -> list[str] | None:
+    """Of an instance of a dataclass that is a container."""
+    if not hasattr(type(value), "__dataclass_fields__") or isinstance(value, _TRAINS):
+        return None
+    names = [one.name for one in dataclasses.fields(value) if one.init and hasattr(value, one.name)]
+    return None if any(isinstance(getattr(value, name), _TRAINS) for name in names) else names
 
 
 def put_together(value: Any, new: Sequence[Any]) -> Any:
@@ -57,6 +79,11 @@ def put_together(value: Any, new: Sequence[Any]) -> Any:
     if isinstance(value, list):
         made = copy.copy(value)
         made[:] = new
+        return made
+    if (names := _fields(value)) is not None:
+        made = copy.copy(value)
+        for name, member in zip(names, new, strict=True):
+            object.__setattr__(made, name, member)  # of a frozen one, too
         return made
     return type(value)(new)
 

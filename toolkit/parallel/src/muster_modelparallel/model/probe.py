@@ -15,7 +15,7 @@ from muster_modelparallel.model.hollow import hollow_parameters
 from muster_modelparallel.model.measure import measured
 from muster_modelparallel.model.random import kept_random_state
 from muster_modelparallel.model.split import Split, split_of
-from muster_modelparallel.model.state import PassState
+from muster_modelparallel.model.state import Kept, PassState
 from muster_modelparallel.model.trace import Trace
 from muster_modelparallel.model.walk import Graph, UnitCall, graph_of
 from muster_modelparallel.shape.units import (
@@ -37,12 +37,13 @@ BUDGET_S = 30.0
 @dataclass(frozen=True, slots=True)
 class Probe:
     """A probed model: its profile, to plan with, and what a split of it is made from. `state`: the
-    model's before it was run."""
+    model's before it was run; `kept`: what modules then kept of the pass."""
 
     profile: ModelProfile
     trace: Trace
     graph: Graph
     state: PassState
+    kept: tuple[Kept, ...] = ()
 
     def split(self, stages: Sequence[int]) -> Split:
         """The units on those stages, one number for each. Raises SplitError if they cannot be."""
@@ -72,6 +73,7 @@ def probe(
         with kept_random_state(), hollow_parameters(model, frozenset() if hollow else _all(model)):
             state.renew()
             seen = trace(model, args, kwargs, hollow)
+            kept = state.kept()
             state.renew()
             graph = _chosen(seen, parts)
             times = (
@@ -97,7 +99,7 @@ def probe(
         times.noise if times else 0.0,
         crossings=tuple(_crossings(seen, graph)),
     )
-    return Probe(profile, seen, graph, state)
+    return Probe(profile, seen, graph, state, kept)
 
 
 def usual_s(

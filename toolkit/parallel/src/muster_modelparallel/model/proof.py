@@ -292,6 +292,11 @@ def _compare_gradients(
     relative = max(_TOLERANCE, rounding)
     equal = 0
     scale = max((_largest(grad) for grad in wanted.values()), default=0.0)
+    if math.isnan(scale):
+        raise SplitError(
+            "the first microbatch gives gradients that are not a number, so no split can be proved",
+            "look for NaN and infinities in the batch, the parameters and the model's outputs",
+        )
     for name, grad in wanted.items():
         other = found.get(name)
         other = torch.zeros_like(grad) if other is None else other

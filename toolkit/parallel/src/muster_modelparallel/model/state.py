@@ -10,7 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from muster_modelparallel.model.trace import is_opaque
+from muster_modelparallel.model.nests import leaves, map_tensors
+from muster_modelparallel.model.trace import Meta, is_opaque
+
+Kept = tuple[nn.Module, str, Any]
+"""A module's attribute that holds tensors, of which only the shapes are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,15 @@ class PassState:
             module._buffers[name] = buffer
         self._restore_attributes()
 
+    def kept(self) -> tuple[Kept, ...]:
+        """The attributes that a pass has set to tensors since, or to containers of such."""
+        return tuple(
+            (module, name, map_tensors(_shape, value))
+            for module, before in self.attributes
+            for name, value in module.__dict__.items()
+            if name not in _OF_TORCH and value is not before.get(name) and _is_of_tensors(value)
+        )
+
     def _restore_attributes(self) -> None:
         for module, before in self.attributes:
             for name in set(_plain(module)) - set(before):
@@ -67,6 +80,15 @@ class PassState:
 
 
 _OF_TORCH = frozenset(nn.Module().__dict__)
+
+
+def _is_of_tensors(value: Any) -> bool:
+    found = [one for one in leaves(value) if isinstance(one, torch.Tensor)]
+    return bool(found) and all(one.layout == torch.strided for one in found)
+
+
+def _shape(tensor: torch.Tensor) -> torch.Tensor:
+    return Meta.of(tensor).placeholder(writable=False)
 
 
 def _containers(model: nn.Module) -> Iterator[Any]:

@@ -1,12 +1,15 @@
 """Which arguments of a step function are cut into microbatches, on which axis, and how.
 
-Tensors are, also in containers (model/nests.py), and objects with `smp_slice(num_mb, mb, axis)`;
-everything else is passed as it is. Source: the public documentation of `smp.step`.
+Tensors are, also in containers and dataclasses (model/nests.py), and objects with
+`smp_slice(num_mb, mb, axis)`; everything else is passed as it is. Source: the public documentation
+of `smp.step`.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -14,7 +17,9 @@ import torch
 from torch.nn.utils.rnn import PackedSequence
 
 from muster_modelparallel.errors import StepError, nearest
-from muster_modelparallel.model.nests import parts, put_together
+from muster_modelparallel.model.nests import has_tensors, parts, put_together
+
+_log = logging.getLogger("muster_modelparallel")
 
 
 class Cuts(NamedTuple):
@@ -127,12 +132,25 @@ def _pieces(value: Any, piece: _Piece) -> list[Any]:
         )
     found = parts(value)
     if found is None:
+        if has_tensors(value):
+            _say_whole(piece.name, type(value).__qualname__)
         return [value] * piece.microbatches
     members = [_pieces(member, piece._replace(name=piece.name + more)) for more, member in found]
     return [
         put_together(value, [pieces[index] for pieces in members])
         for index in range(piece.microbatches)
     ]
+
+
+@functools.cache
+def _say_whole(name: str, kind: str) -> None:
+    """Once for each: what has tensors may be meant as a batch."""
+    if name != "self" and not name.startswith("self."):
+        _log.warning(
+            "argument %s is a %s, whose tensors are not cut: each microbatch gets all of it, and "
+            "it stays each rank's own; pass tensors, containers or a dataclass, or give the class "
+            "a method smp_slice(num_mb, mb, axis)", name, kind,
+        )  # fmt: skip
 
 
 def _pieces_of_tensor(tensor: Any, piece: _Piece) -> list[Any]:

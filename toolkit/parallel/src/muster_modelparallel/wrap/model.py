@@ -131,6 +131,16 @@ class DistributedModel(WholeLayers):
             session.delayed = None
         session.model = self
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copies and pickles of a model with several partitions would not be whole: StepError."""
+        if self._stages is None:
+            return super().__reduce_ex__(protocol)
+        raise StepError(
+            "a model with several partitions was copied or pickled",
+            "copy model.get_module() before the first step, or load model.state_dict() into a "
+            "model of your own",
+        )
+
     @property
     def partitioned(self) -> bool:
         """Whether it is known which rank has which part. Always, with one partition; with several

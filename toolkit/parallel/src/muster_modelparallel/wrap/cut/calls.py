@@ -3,28 +3,31 @@ exchanges with the other stages."""
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 
-from muster_modelparallel.errors import SplitError
+from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.follow import trace
 from muster_modelparallel.model.ghost import GhostStage
 from muster_modelparallel.model.hollow import hollow, hollow_parameters
-from muster_modelparallel.model.nests import members
+from muster_modelparallel.model.nests import map_tensors, members
 from muster_modelparallel.model.probe import Probe
 from muster_modelparallel.model.random import Draw, kept_random_state
 from muster_modelparallel.model.split import Split, split_of
-from muster_modelparallel.model.state import PassState
+from muster_modelparallel.model.state import Kept, PassState
 from muster_modelparallel.model.trace import Leaf, Meta, is_opaque
 from muster_modelparallel.model.walk import graph_of
 from muster_modelparallel.run.pipeline.protocols import ModelCall
 from muster_modelparallel.run.pipeline.suspended import Modes
+from muster_modelparallel.run.pipeline.undelivered import Fetch, Undelivered
 
 if TYPE_CHECKING:
     from muster_modelparallel.wrap.shard.sharding import Sharding
@@ -109,14 +112,18 @@ class Holding:
     def runs(self, paths: Iterable[str]) -> bool:
         """Whether a unit of this rank is a module of these names, in it or around it; or none is,
         of any rank."""
+        about = self.places(paths)
+        return not about or self.place in about
+
+    def places(self, paths: Iterable[str]) -> set[int]:
+        """Those of the ranks with a unit that is a module of these names, in it or around it."""
         names = [f"{path}." for path in paths]
         units = zip(self.split.calls, self.split.stages, strict=True)
-        about = {
+        return {
             self.rank_of[stage]
             for unit, stage in ((f"{call.path}.", stage) for call, stage in units)
             if any(name.startswith(unit) or unit.startswith(name) for name in names)
         }
-        return not about or self.place in about
 
     def holds(self, parameter: str) -> bool:
         """Whether this rank does."""
@@ -155,12 +162,15 @@ class Calls:
             unit.name: stage
             for unit, stage in zip(found.graph.calls, holding_stages(found, holding), strict=True)
         }
+        self._elsewhere = list(_elsewhere(module, found, holding))
         self._known: OrderedDict[Hashable, CallStages] = OrderedDict()
         self._known[_kind(call)] = self._made(holding.split, found.trace.tree, found.trace.outputs)
 
     def prepare(self, call: ModelCall) -> CallStages:
         """Raises SplitError for a call that needs a parameter of another stage, or leaves a stage
-        without work."""
+        without work. From here on what modules of other ranks keep of a pass cannot be read."""
+        for kept, name, value in self._elsewhere:
+            kept.__dict__[name] = value  # again each time: the script may have reset it
         kind = _kind(call)
         if kind in self._known:
             self._known.move_to_end(kind)
@@ -225,6 +235,31 @@ class Calls:
         return CallStages(stages, tree, outputs)
 
 
+def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Kept]:
+    """What the passes of other ranks' units keep, as tensors that raise where they are read: here
+    they would be old values, or none."""
+    paths: dict[nn.Module, list[str]] = {}
+    for path, one in module.named_modules(remove_duplicate=False):
+        paths.setdefault(one, []).append(path)
+    for one, name, value in found.kept:
+        if not holding.runs(paths[one]):
+            places = " and ".join(map(str, sorted(holding.places(paths[one]))))
+            refuse = partial(_refuse, f"{paths[one][0]}.{name}", places)
+            yield one, name, map_tensors(partial(_unread, refuse), value)
+
+
+def _unread(refuse: Fetch, shape: torch.Tensor) -> torch.Tensor:
+    return Undelivered.of(Meta.of(shape), refuse)
+
+
+def _refuse(name: str, places: str) -> torch.Tensor:
+    raise StepError(
+        f"{name}, which forward sets, was read on a rank where that module does not run: it does "
+        f"on rank {places} of the pipeline",
+        "let the model's forward return it, or add it to what it returns",
+    )
+
+
 def holding_stages(found: Probe, holding: Holding) -> list[int]:
     """The stage of each call of the probe's graph, of which the split has closed some."""
     calls = list(zip(holding.split.calls, holding.split.stages, strict=True))
@@ -235,10 +270,11 @@ def holding_stages(found: Probe, holding: Holding) -> list[int]:
 
 
 def move(module: nn.Module, holding: Holding) -> None:
-    """Parameters of other ranks keep their identity, shape and dtype, and one stored element."""
+    """Parameters of other ranks keep their identity, shape and dtype, and one stored element: NaN,
+    which who uses it by mistake notices."""
     for name, parameter in module.named_parameters():
         if not holding.holds(name):
-            parameter.data = hollow(parameter)
+            parameter.data = hollow(parameter, math.nan)
             parameter.grad = None
 
 
@@ -255,7 +291,7 @@ def _describe(value: Any, found: list[Any]) -> None:
     inner = members(value)
     if inner is not None:
         found += (type(value), len(inner))
-        if not isinstance(value, (list, tuple, set, frozenset)):
+        if isinstance(value, Mapping):
             found += value
         for member in inner:
             _describe(member, found)
