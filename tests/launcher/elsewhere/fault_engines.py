@@ -226,7 +226,8 @@ class OnBatch(Job):
         self._over = time.monotonic() + limit_s if limit_s else float("inf")
         given = dict(fault.options[at + 1].split("=", 1) for at in settings_at(fault))
         self._pods = []
-        self._killed = {1} if fault.second == "never" else set()
+        # ended by Batch: with the main node, which gives up first
+        self._killed = {1} if fault.second in ("never", "secret") else set()
         for index in (0, 1):
             environ = {**_told_by_batch(index), "A": "b", **given}
             variables = [{"name": name, "value": value} for name, value in environ.items()]

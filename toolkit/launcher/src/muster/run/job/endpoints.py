@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 
 REFUSED_S = 5.0  # how long a host whose request is bad looks for the leader
+LEADER_FIRST_S = 1.0  # a host that cannot join gives up so much later than the leader gives it up
 CLOCK_S = 0.001  # a smaller change of the clocks' offset is not recorded
 ASKERS = 64  # that claim to be one host while its name is looked up
 
@@ -340,7 +341,8 @@ class FollowerEndpoint:
         refused = self._context.host_error is not None
         self._limit_s = REFUSED_S if refused else self._context.deadlines.join_s
         self._log("join", f"looking for the leader {self._leader}", port=self._context.control_port)
-        self._follower.join(self._limit_s)
+        # the leader says first who is missing: an engine may end a job at the first host that ends
+        self._follower.join(self._limit_s + (0.0 if refused else LEADER_FIRST_S))
 
     def send(self, message: ToLeader) -> None:
         if isinstance(message, HostEnded):
