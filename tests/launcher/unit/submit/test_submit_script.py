@@ -17,7 +17,7 @@ from muster.arguments import UsageError
 from muster.commands.parser import main
 from muster.local.record.layout import BATCH_SCRIPT
 from muster.submit import folder, slurm_script
-from muster.submit.values import Submission
+from muster.submit.values import Submission, Submitted
 from tests.launcher.unit.submit.test_submit_arguments import base
 from tests.support.waiting import within
 
@@ -369,14 +369,20 @@ def test_a_folder_of_a_job_that_may_begin_is_not_overwritten(
     assert Path("run/submitted.json").read_text() == kept
 
 
+def submitted(place: Path, monkeypatch: pytest.MonkeyPatch) -> Submitted:
+    """A job that the stand-in has taken, as its run folder keeps it."""
+    sbatch(place, monkeypatch)
+    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    kept = folder.read(str(Path("run").resolve()))
+    assert kept is not None
+    return kept
+
+
 def test_a_job_that_has_ended_is_not_looked_up_by_its_number(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another job may have it by now, and be cancelled in its place."""
-    sbatch(tmp_path, monkeypatch)
-    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
-    kept = folder.read(str(Path("run").resolve()))
-    assert kept is not None
+    kept = submitted(tmp_path, monkeypatch)
     folder.keep_code(kept, 0)
     for client in ("squeue", "scontrol", "scancel"):
         (tmp_path / client).write_text("#!/bin/sh\necho RUNNING None; touch asked\n")
@@ -456,20 +462,15 @@ def test_an_earlier_run_that_a_killed_submit_left_aside_is_the_one_to_keep(
 def test_a_job_is_kept_also_where_nobody_reads_what_is_said(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sbatch(tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "stderr", None)
-    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
-    assert folder.read(str(Path("run").resolve())) is not None
+    submitted(tmp_path, monkeypatch)
 
 
 def test_a_lost_job_is_settled_by_cancel_also_where_its_engine_cannot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Hosts whose `muster submit` was killed: the folder is free again."""
-    sbatch(tmp_path, monkeypatch)
-    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
-    kept = folder.read(str(Path("run").resolve()))
-    assert kept is not None
+    kept = submitted(tmp_path, monkeypatch)
     folder.keep(kept._replace(engine="hosts", where={"machine": "gone", "process": "1"}))
     assert main(["submit", "--cancel", "run"]) == 0
     assert main(["submit", "--status", "run"]) == 0
@@ -479,8 +480,7 @@ def test_a_lost_job_is_settled_by_cancel_also_where_its_engine_cannot(
 def test_a_job_is_ended_also_where_its_engine_cannot_be_asked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sbatch(tmp_path, monkeypatch)
-    assert main(["submit", "train.py", "--on", "slurm", "--output", "run"]) == 0
+    submitted(tmp_path, monkeypatch)
     for client, does in (("squeue", "exit 1"), ("scancel", 'echo "$@" > asked')):
         (tmp_path / client).write_text(f"#!/bin/sh\n{does}\n")
         (tmp_path / client).chmod(0o755)
