@@ -17,8 +17,8 @@ from typing import Any, NamedTuple
 
 from muster.submit import kubernetes
 from tests.launcher.elsewhere.faults import SCRIPT, Fault
-from tests.launcher.elsewhere.indexed_job import IndexedJob
-from tests.launcher.elsewhere.kubelet import Image, Pod
+from tests.launcher.elsewhere.kubernetes.indexed_job import IndexedJob
+from tests.launcher.elsewhere.kubernetes.kubelet import Image, Pod
 from tests.launcher.elsewhere.sshd import Desk, processes
 from tests.launcher.elsewhere.submitting import printed, submit
 from tests.launcher.support.slurm import NODES, Slurm

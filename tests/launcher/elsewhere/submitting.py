@@ -69,7 +69,7 @@ def problems(*pairs: tuple[str, dict[str, Any]]) -> list[str]:
         python = locked_environment("kubernetes", LOCK) / "bin" / "python"
     except UnavailableError as error:
         pytest.skip(f"no schemas of Kubernetes here: {error}")
-    argv = [str(python), str(Path(__file__).with_name("schemas.py"))]
+    argv = [str(python), str(Path(__file__).parent / "kubernetes" / "schemas.py")]
     done = subprocess.run(
         argv,
         input=json.dumps(pairs),

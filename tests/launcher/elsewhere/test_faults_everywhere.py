@@ -1,4 +1,5 @@
-"""The same fault has the same code and the same first line at every engine."""
+"""The same fault has the same code and the same first line at every engine, or on the cluster that
+VERIFY_CLUSTER names."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.launcher.elsewhere import fault_cluster
 from tests.launcher.elsewhere.fault_engines import InPods, Job, OnBatch, OnHosts, OnSlurm
 from tests.launcher.elsewhere.faults import ENGINES, FAULTS, READY, Fault
 from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
@@ -50,6 +52,8 @@ def start(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterat
 
         def one(fault: Fault, run: str) -> Job:
             kind, needed = KINDS[engine]
+            if CLUSTER:
+                kind, needed = fault_cluster.OnCluster, "tmp_path"
             job: Job = kind(request.getfixturevalue(needed), tmp_path, fault, run)
             stack.callback(job.close)
             return job
@@ -57,11 +61,23 @@ def start(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterat
         yield one
 
 
-CELLS = [(engine, fault) for engine in ENGINES for fault in FAULTS if engine not in fault.cannot]
+CLUSTER = fault_cluster.ENGINE
+CELLS = [
+    (engine, fault)
+    for engine in ([CLUSTER] if CLUSTER else ENGINES)
+    for fault in FAULTS
+    if not (fault_cluster.why_not(engine, fault) if CLUSTER else engine in fault.cannot)
+]
 
 
 @pytest.mark.promise("E01")
 @pytest.mark.promise("E02")
+@pytest.mark.promise("E07")
+@pytest.mark.promise("E08")
+@pytest.mark.promise("E09")
+@pytest.mark.promise("E10")
+@pytest.mark.promise("E11")
+@pytest.mark.promise("E12")
 @pytest.mark.parametrize(
     ("engine", "fault"),
     [

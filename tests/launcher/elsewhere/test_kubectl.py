@@ -18,7 +18,7 @@ import pytest
 from muster.arguments import UsageError
 from muster.submit import folder, kubernetes
 from muster.submit.kubernetes_logs import PodLogs
-from tests.launcher.elsewhere.api_server import NAMESPACE, Cluster, api_server
+from tests.launcher.elsewhere.kubernetes.api_server import NAMESPACE, Cluster, api_server
 from tests.launcher.elsewhere.submitting import Said, submit
 from tests.support.waiting import wait_until, within
 

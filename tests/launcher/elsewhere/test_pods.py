@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.elsewhere.indexed_job import IndexedJob
-from tests.launcher.elsewhere.kubelet import Image
+from tests.launcher.elsewhere.kubernetes.indexed_job import IndexedJob
+from tests.launcher.elsewhere.kubernetes.kubelet import Image
 from tests.launcher.elsewhere.submitting import printed
 from tests.support.hosts import networks, skip_without_networks
 from tests.support.venvs import CHECKOUT

@@ -8,14 +8,14 @@ from __future__ import annotations
 import json
 import threading
 import uuid
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
-from tests.launcher.elsewhere.api_kinds import discovery
+from tests.launcher.elsewhere.kubernetes.api_kinds import discovery
 
 NAMESPACE = "team"
 
@@ -44,6 +44,9 @@ class Cluster:
     def made(self) -> list[str]:
         return sorted(f"{plural}/{name}" for plural, name in self.kept)
 
+    def log(self, pod: str) -> str | Iterator[bytes]:
+        return self.logs.get(pod, "")
+
     def answer(self, verb: str, address: str, body: dict[str, Any]) -> tuple[int, Any]:
         url = urlsplit(address)
         query, path = parse_qs(url.query), url.path.strip("/").split("/")
@@ -54,7 +57,7 @@ class Cluster:
         at = path.index("namespaces") + 2
         plural, name = path[at], "/".join(path[at + 1 : at + 2])
         if name and path[at + 2 :] == ["log"]:
-            return 200, self.logs.get(name, "")
+            return 200, self.log(name)
         if verb != "GET":
             self.asked.append(Asked(verb, url.path, query, body))
             dry = "dryRun" in query
@@ -100,8 +103,11 @@ def _problem(status: int, words: str) -> tuple[int, Any]:
     return status, {**problem, "reason": reason, "message": words}
 
 
+C = TypeVar("C", bound=Cluster)
+
+
 @contextmanager
-def api_server(folder: Path) -> Iterator[Cluster]:
+def api_server(folder: Path, kind: Callable[..., C] = Cluster) -> Iterator[C]:  # type: ignore[assignment]
     """One, with a kubeconfig in the folder that names it."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -111,6 +117,15 @@ def api_server(folder: Path) -> Iterator[Cluster]:
             data = self.rfile.read(int(self.headers.get("Content-Length") or 0))
             body = json.loads(data) if data else {}
             status, found = cluster.answer(self.command, self.path, body)
+            if isinstance(found, Iterator):  # as long as the client listens
+                self.send_response(status)
+                self.send_header("Connection", "close")
+                self.end_headers()
+                with suppress(ConnectionError):
+                    for piece in found:
+                        self.wfile.write(piece)
+                self.close_connection = True
+                return
             text = (found if isinstance(found, str) else json.dumps(found)).encode()
             self.send_response(status)
             self.send_header("Content-Type", "application/json")
@@ -126,7 +141,7 @@ def api_server(folder: Path) -> Iterator[Cluster]:
 
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     address = f"http://127.0.0.1:{server.server_port}"
-    cluster = Cluster(address, folder / "kubeconfig")
+    cluster = kind(address, folder / "kubeconfig")
     context = {"name": "test", "context": {"cluster": "c", "namespace": NAMESPACE, "user": ""}}
     config = {"apiVersion": "v1", "kind": "Config", "current-context": "test"}
     clusters = [{"name": "c", "cluster": {"server": address}}]

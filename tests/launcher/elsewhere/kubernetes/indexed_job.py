@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.elsewhere.kubelet import Image, Pod
+from tests.launcher.elsewhere.kubernetes.kubelet import Image, Pod
 from tests.support.hosts import Networks
 
 
