@@ -16,11 +16,12 @@ LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
 _RANKS = "the number of ranks on each host is --processes-per-host"
 _HOSTS = "the number of hosts is --hosts"
+_HERE = "only `muster local` has it: elsewhere the engine makes the hosts, and limits them"
 _RENDEZVOUS = "leave it out: muster makes the hosts of a run find one another"
 # options of torchrun, mpirun, accelerate and srun
 FOREIGN = {
     **dict.fromkeys(
-        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes"), _RANKS
+        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes", "--gpus"), _RANKS
     ),
     **dict.fromkeys(("-N", "--nnodes", "--nodes", "--num-machines"), _HOSTS),
     **dict.fromkeys(("--standalone", "--node-rank", "--master-addr", "--master-port"), _RENDEZVOUS),
@@ -31,7 +32,7 @@ FOREIGN = {
     ),
     "-v": "what train and launchers say is shown with --verbose",
     "--max-restarts": "leave it out: a failed job ends, on SageMaker too",
-    "--gpus": _RANKS,
+    **dict.fromkeys(("--isolation", "--memory", "--timeout", "--fault", "--debug"), _HERE),
     "--network": "hosts have the network of their --isolation",
     "-e": "one variable for the script is --env K=V",
     "-o": "the run folder is --output DIR",

@@ -137,7 +137,7 @@ def target_of(name: str) -> SubmitTarget:
     """The engine of that name. Raises UsageError."""
     if name not in TARGETS:
         guess = did_you_mean(name, TARGETS, likeness=TYPED)
-        raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(TARGETS)}")
+        raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(_SPELT)}")
     target: SubmitTarget = import_module(TARGETS[name])
     return target
 
@@ -149,7 +149,7 @@ def _submit(args: argparse.Namespace) -> int:
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster submit --help")
     if not args.on:
-        raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
+        raise UsageError("--on is missing: where is the job to run?", f"add --on {listed(_SPELT)}")
     try:
         "".join(args.command_line).encode()
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def _submit(args: argparse.Namespace) -> int:
     engine, _, where = args.on.partition(":")
     target = target_of(engine)
     if bool(where) != (engine == FILE_ENGINE):
-        fix = f"--on {FILE_ENGINE}:FILE has a file of hosts, others have none"
+        fix = f"--on {FILE_ENGINE}:FILE takes a file of hosts, the other engines take none"
         raise UsageError(f"--on {args.on}: which hosts?" if not where else f"--on {args.on}", fix)
     packed = bool(code_elsewhere(args.source_dir or ""))
     if packed and os.path.isabs(args.script or ""):
@@ -249,7 +249,7 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
 
     name = args.name or label(args.module or request.program)
     if name != label(name):
-        fix = f"letters, digits and dashes, at most {MAX_NAME}: {label(name)}"
+        fix = f"use a-z, digits and dashes, at most {MAX_NAME}, such as {label(name)}"
         raise UsageError(f"--name {name!r} cannot be a name at every engine", fix)
     if args.python and args.image:
         raise UsageError("--python is for hosts without an image", "leave out one of them")
