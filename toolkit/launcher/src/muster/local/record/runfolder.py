@@ -21,7 +21,7 @@ from muster.types.files import read_object
 from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
 
-OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"
+OTHER_PLACE = "name a folder on a disk that can be written: --output DIR, --checkpoint DIR"
 _NAMES = {
     "model": "a model",
     "checkpoints": "checkpoints",
