@@ -28,12 +28,12 @@ FOREIGN = {
     **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), _RENDEZVOUS),
     **dict.fromkeys(
         ("-q", "--quiet", "--silent"),
-        "what muster itself says goes to stderr: 2>/dev/null, or --json for the summary alone",
+        "what muster itself says goes to stderr: 2>/dev/null, or `muster local --json`",
     ),
     "-v": "what train and launchers say is shown with --verbose",
-    "--max-restarts": "leave it out: a failed job ends, on SageMaker too",
-    **dict.fromkeys(("--isolation", "--memory", "--timeout", "--fault", "--debug"), _HERE),
-    "--network": "hosts have the network of their --isolation",
+    "--max-restarts": "leave it out, or see --retries of `muster submit`: a failed job ends",
+    **dict.fromkeys(("--isolation", "--memory", "--timeout", "--fault", "--json"), _HERE),
+    "--network": "hosts have the network of their engine, or of --isolation",
     "-e": "one variable for the script is --env K=V",
     "-o": "the run folder is --output DIR",
 }
