@@ -144,7 +144,7 @@ def add_job_options(parser: Parser, instance_type: str = NO_TYPE, folder: str = 
         "--instance-type",
         metavar="TYPE",
         default=instance_type,
-        help=f"what the hosts are called ({instance_type or 'the name of the engine'})",
+        help=f"the type of host that scripts see ({instance_type or 'the name of the engine'})",
     )
     add("--output", metavar="DIR", help=f"run folder ({folder})")
     add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")

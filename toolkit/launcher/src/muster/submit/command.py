@@ -65,18 +65,18 @@ def add_arguments(parser: Parser) -> None:
     add("--on", metavar="ENGINE", help=f"where the job runs: {listed(_SPELT)}")
     add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
     add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
-    add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
+    add("--kind", metavar="KIND", default="", help="pyxis, apptainer; job, jobset, trainjob")
     add("--name", metavar="NAME", help="what the engine calls the job (the script's name)")
     add(
         "--set",
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="what the engine's own file says besides; repeatable",
+        help="an option of sbatch or ssh, a field of the job's objects; repeatable",
     )
-    add("--grace", metavar="SECONDS", type=seconds, help="from a stop to its end (the engine's)")
+    add("--grace", metavar="SECONDS", type=seconds, help="time to save after a stop (the engine's)")
     retries = whole_number(0, MAX_RETRIES)
-    add("--retries", metavar="N", type=retries, help="of the codes worth one (3)")
+    add("--retries", metavar="N", type=retries, help="further attempts, where one helps (3)")
     add("--python", metavar="FILE", help="without an image: the hosts' Python with muster (this)")
     add("--dry-run", action="store_true", help="print the engine's file and submit nothing")
     add("--follow", metavar="RUN", nargs="?", const="", help="show the job until it has ended")
