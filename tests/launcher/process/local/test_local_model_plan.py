@@ -65,7 +65,7 @@ def test_a_script_that_comes_to_no_step_has_failed(start: Start, home: Path) -> 
     run.expect(apart=frozenset({"algo-1"}))  # its host did all that it was asked for
     result = run.wait()
     assert result.code == 106
-    assert "train.py came to no step that trains a model: nothing was planned" in result.err
+    assert "train.py came to no smp.step that trains a model: nothing was planned" in result.err
 
 
 def test_muster_plan_does_the_same_for_a_script_and_for_a_folder_of_its_request(

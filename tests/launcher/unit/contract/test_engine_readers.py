@@ -189,7 +189,7 @@ def test_a_request_of_sagemaker_counts_unless_muster_run_wrote_it() -> None:
         ({"MUSTER_HOSTS": "a=b", "MUSTER_HOST_INDEX": "0"}, "is not NAME=ADDRESS"),
         ({"MUSTER_HOST_COUNT": "2", "MUSTER_HOST_INDEX": "1"}, "MUSTER_LEADER: not set"),
         ({"MUSTER_ENGINE": "slrum"}, "did you mean 'slurm'"),
-        ({"MUSTER_ENGINE": "batch"}, "none of batch"),
+        ({"MUSTER_ENGINE": "batch"}, "batch did not start this host"),
     ],
 )
 def test_what_contradicts_itself_is_refused(environ: Mapping[str, str], what: str) -> None:

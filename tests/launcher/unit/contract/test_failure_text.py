@@ -150,6 +150,11 @@ def test_a_rank_without_traceback_is_described_by_its_signal() -> None:
     assert "ExitCode -11" in failure_text(FAILED._replace(first=first), PLAIN)
 
 
+def test_a_host_that_failed_before_its_ranks_is_not_counted_as_a_rank() -> None:
+    block = failure_block(FAILED._replace(first=None, also_failed=1), PLAIN)
+    assert "1 more host failed after it\n" in block
+
+
 def test_a_signal_without_a_name_is_described_by_its_number_once() -> None:
     block = failure_block(
         FAILED._replace(first=RANK._replace(status=-40, summary="", tail="")), PLAIN

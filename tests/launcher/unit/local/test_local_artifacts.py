@@ -100,6 +100,18 @@ def test_a_model_that_was_half_gathered_when_muster_was_killed_is_not_the_model(
     assert made(str(tmp_path)) == [Made("model", str(base(tmp_path, "algo-1") / "model"), 2)]
 
 
+@pytest.mark.parametrize("kept", ["", "opt/ml/model/a.pt", "opt/x.npz", "x.npz"])
+def test_the_folder_of_one_host_of_another_engine_holds_what_its_job_made(
+    tmp_path: Path, kept: str
+) -> None:
+    for name in (MARK, "events.jsonl", "logs/rank-0.out", "opt/ml/input/config/a.json"):
+        write(tmp_path / name)
+    (tmp_path / "opt/ml/model").mkdir()
+    if kept:
+        write(tmp_path / kept)
+    assert [one.files for one in made(str(tmp_path))] == [1] * bool(kept)
+
+
 def test_a_link_in_the_place_of_a_model_is_not_followed(tmp_path: Path) -> None:
     base(tmp_path, "algo-1").mkdir(parents=True)
     (base(tmp_path, "algo-1") / "model").symlink_to("/usr")

@@ -510,7 +510,7 @@ def test_a_host_of_an_engine_shows_what_was_understood_and_by_which_variable(
     ("options", "answer", "refused"),
     [
         (["--hosts", "3"], "3 hosts were asked for, slurm gives 2", 100),
-        (["--engine", "batch"], "this host is none of batch", 100),
+        (["--engine", "batch"], "batch did not start this host", 100),
         (["--isolation", "netns"], "--engine is of `muster run`, --isolation of `muster local`", 2),
         (["--host-list", "a,b"], "this is a host of slurm, which has its own list", 2),
         (

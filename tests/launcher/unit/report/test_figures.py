@@ -269,6 +269,14 @@ def test_two_runs_are_compared_in_words(tmp_path: Path) -> None:
     assert verdict.level == "bad" and "They end differently" in verdict.headline
 
 
+def test_options_that_two_runs_do_not_share_are_named_with_their_values(tmp_path: Path) -> None:
+    made = figures(tmp_path, Made(seconds=60))
+    typed = ("muster local a.py --hosts 2 --output x", "muster local a.py --hosts 3 --output x")
+    a, b = (made._replace(facts={**made.facts, "command": line}) for line in typed)
+    (row,) = (one for one in compare(a, b).groups[0].rows if one.name == "command")
+    assert row.change == "without --hosts 2; with --hosts 3"
+
+
 def test_a_run_that_cannot_be_drawn_has_a_page(tmp_path: Path) -> None:
     (tmp_path / "summary.json").write_text('{"outcome": {"result": "Succeeded"}}')
     text = page.page(figures_of(read_record(str(tmp_path), {})))

@@ -36,3 +36,13 @@ def test_a_desk_without_the_client_is_told(
     monkeypatch.setitem(os.environ, "PATH", str(tmp_path))
     (finding,) = checked(engine)
     assert finding.level == "FAIL" and "there is no" in finding.found and finding.fix
+
+
+def test_a_client_that_fails_is_shown_with_its_own_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = "#!/bin/sh\necho '{'\necho 'The connection was refused' >&2\nexit 1\n"
+    (tmp_path / "kubectl").write_text(script)
+    (tmp_path / "kubectl").chmod(0o700)
+    monkeypatch.setitem(os.environ, "PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert checked("kubernetes")[-1].found == "The connection was refused"

@@ -128,6 +128,14 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
     ("options", "said"),
     [
         (["--on", "nowhere"], "--on nowhere: no such engine"),
+        (["--on", "ssh"], "known are slurm, kubernetes, batch, hosts:FILE"),
+        (["--on", "slurm:two"], "FILE takes a file of hosts, the other engines take none"),
+        (["--on", "slurm", "--timeout", "5"], "only `muster local` has it"),
+        (["--on", "slurm", "--json"], "only `muster local` has it"),
+        (
+            ["--on", "batch", "--image", "x", "--source-dir", "image:/c", "--set", "queue=q"],
+            "processors of a node",
+        ),
         (["--on", "hosts:nofile"], "--on hosts:nofile: No such file or directory"),
         (["--on", "hosts:twice"], "host 'a' appears twice"),
         (["--on", "hosts:two", "--hosts", "3"], "--hosts 3: two names 2"),

@@ -114,7 +114,7 @@ def summary(findings: Sequence[Finding]) -> str:
     """`16 checks: 14 ok, 2 warnings, 0 failures`."""
     counts = [sum(one.level == level for one in findings) for level in ("OK", "WARN", "FAIL")]
     warnings, failures = counted(counts[1], "warning"), counted(counts[2], "failure")
-    return f"{len(findings)} checks: {counts[0]} ok, {warnings}, {failures}"
+    return f"{counted(len(findings), 'check')}: {counts[0]} ok, {warnings}, {failures}"
 
 
 def as_json(facts: Facts, findings: Sequence[Finding]) -> str:

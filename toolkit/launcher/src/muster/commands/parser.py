@@ -26,9 +26,9 @@ examples:
 commands:
   local    run a real job of one or several hosts on this machine
   run      one host of a job on Slurm, Kubernetes, AWS Batch or a list of hosts
-  submit   hand a job to Slurm; see what becomes of it; cancel it
+  submit   hand a job to Slurm, Kubernetes, AWS Batch or hosts by ssh; follow it; cancel it
   plan     print what a run would do, for a script or a folder of SageMaker's files
-  history  list, show, repeat and remove the runs of `muster local`
+  history  list, show, repeat and remove runs
   logs     print what the ranks of a run wrote, also while they write
   ps       list the ranks of a run that runs: pid, step, age of the last output, state
   stacks   say who waits for whom in a run that hangs, with the stacks

@@ -160,7 +160,7 @@ def assumptions(job: Job, machine: Machine, program: str) -> tuple[str, ...]:
             f"{machine.cpus} CPUs, {_count(machine.gpus, 'GPUs')}, "
             f"{_count(machine.neurons, 'Neuron cores')}, {'EFA' if machine.efa else 'no EFA'}"
         )
-        lines.append(f"the other hosts are like this machine ({found}); `train` asks them")
+        lines.append(f"the other hosts are like this machine ({found}); folders are its own")
         if not job.cluster.addresses:
             lines.append("every host resolves the leader's name")
     return tuple(lines)

@@ -102,7 +102,8 @@ def _of_rank(first: RankFailure, clean: Callable[[str], str]) -> list[str]:
 def _others(outcome: Failed) -> list[str]:
     lines = []
     if outcome.also_failed:
-        lines.append(f"{counted(outcome.also_failed, 'more rank')} failed after it")
+        what = "more rank" if outcome.first else "more host"
+        lines.append(f"{counted(outcome.also_failed, what)} failed after it")
     if outcome.stopped_ranks:
         were = "was" if outcome.stopped_ranks == 1 else "were"
         lines.append(f"{counted(outcome.stopped_ranks, 'rank')} {were} stopped by muster")

@@ -159,11 +159,11 @@ def in_words(detected: Detected) -> str:
 def refuse_contradiction(engine: Engine, args: argparse.Namespace) -> None:
     """Raises UsageError or ConfigError for what the engine contradicts."""
     if args.count not in (None, engine.host_count):
-        where = engine.origins.get("count", engine.name)
+        where = engine.origins.get("count", "no other is known")
         raise ConfigError.of(
             "--hosts",
             f"{args.count} hosts were asked for, {engine.name} gives {engine.host_count} ({where})",
-            "ask for as many as there are, or leave out --hosts",
+            "leave out --hosts; hosts of your own need --host-list and --host-index, too",
         )
     if args.host_list and engine.name != "hosts":
         what = f"--host-list: this is a host of {engine.name}, which has its own list"

@@ -16,23 +16,24 @@ LEAST_MEMORY_BYTES = 6 << 20  # container engines take no less
 USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
 _RANKS = "the number of ranks on each host is --processes-per-host"
 _HOSTS = "the number of hosts is --hosts"
+_HERE = "only `muster local` has it: elsewhere the engine makes the hosts, and limits them"
 _RENDEZVOUS = "leave it out: muster makes the hosts of a run find one another"
 # options of torchrun, mpirun, accelerate and srun
 FOREIGN = {
     **dict.fromkeys(
-        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes"), _RANKS
+        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes", "--gpus"), _RANKS
     ),
     **dict.fromkeys(("-N", "--nnodes", "--nodes", "--num-machines"), _HOSTS),
     **dict.fromkeys(("--standalone", "--node-rank", "--master-addr", "--master-port"), _RENDEZVOUS),
     **dict.fromkeys(("--rdzv-backend", "--rdzv-endpoint", "--rdzv-id", "--rdzv-conf"), _RENDEZVOUS),
     **dict.fromkeys(
         ("-q", "--quiet", "--silent"),
-        "what muster itself says goes to stderr: 2>/dev/null, or --json for the summary alone",
+        "what muster itself says goes to stderr: 2>/dev/null, or `muster local --json`",
     ),
     "-v": "what train and launchers say is shown with --verbose",
-    "--max-restarts": "leave it out: a failed job ends, on SageMaker too",
-    "--gpus": _RANKS,
-    "--network": "hosts have the network of their --isolation",
+    "--max-restarts": "leave it out, or see --retries of `muster submit`: a failed job ends",
+    **dict.fromkeys(("--isolation", "--memory", "--timeout", "--fault", "--json"), _HERE),
+    "--network": "hosts have the network of their engine, or of --isolation",
     "-e": "one variable for the script is --env K=V",
     "-o": "the run folder is --output DIR",
 }
@@ -143,7 +144,7 @@ def add_job_options(parser: Parser, instance_type: str = NO_TYPE, folder: str = 
         "--instance-type",
         metavar="TYPE",
         default=instance_type,
-        help=f"what the hosts are called ({instance_type or 'the name of the engine'})",
+        help=f"the type of host that scripts see ({instance_type or 'the name of the engine'})",
     )
     add("--output", metavar="DIR", help=f"run folder ({folder})")
     add("--ranks", metavar="N,...", help="whose output reaches the screen: 0,last or 0-3 (all)")

@@ -237,7 +237,7 @@ def _close(
     picture = picture_of(folder, names[0]) if request.model_plan else ""
     if request.model_plan and not picture and summary.exit_code(end) == 0:
         end = _lacking(
-            end, f"{request.program} came to no step that trains a model: nothing was planned"
+            end, f"{request.program} came to no smp.step that trains a model: nothing was planned"
         )
     document = summary.compose(path, end, folder.job)
     try:

@@ -308,7 +308,7 @@ def _refuse_in_output(paths: Mapping[str, str], output: str) -> None:
         if is_below(os.path.realpath(path), [os.path.realpath(output)]):
             raise UsageError(
                 f"{what} {path} lies in the run folder, --output {output}",
-                "name a folder that stays when the run folder goes",
+                "name another --output: what lies in it goes when the next run takes it",
             )
 
 

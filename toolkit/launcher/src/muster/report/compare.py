@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import shlex
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from muster.report.charts import Chart, overlaid
@@ -67,11 +67,8 @@ def _facts(a: Mapping[str, str], b: Mapping[str, str]) -> Iterator[DifferenceRow
 
 
 def _words(a: str, b: str) -> str:
-    """The words of two command lines that only one of them has."""
-    try:
-        left, right = shlex.split(a), shlex.split(b)
-    except ValueError:
-        return ""
+    """The options of two command lines, with their values, that only one of them has."""
+    left, right = (re.split(" (?=-)", one) for one in (a, b))
     gone = " ".join(one for one in left if one not in right)
     new = " ".join(one for one in right if one not in left)
     return "; ".join(filter(None, [gone and f"without {gone}", new and f"with {new}"]))

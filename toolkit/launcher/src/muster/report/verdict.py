@@ -159,7 +159,8 @@ def _failed(
     if first.get("peer_lost"):
         why.append("It says that it lost another rank: that may be the first to look at.")
     if also := whole(outcome.get("also_failed")):
-        why.append(f"{counted(also, 'more rank')} failed by themselves.")
+        who = "more rank" if first else "more host"
+        why.append(f"{counted(also, who)} failed, too.")
     if stopped := whole(outcome.get("stopped_ranks")):
         why.append(f"muster stopped {counted(stopped, 'other rank')} because of it.")
     fix = str(first.get("fix") or outcome.get("fix") or "")

@@ -19,7 +19,7 @@ from muster.types.values import NamedTuple
 SECRET = "MUSTER_JOB_SECRET"
 MAX_HOSTS, MAX_ATTEMPTS = 1000, 10
 MAX_OVERRIDES = 8192  # characters, as ECS counts what a task is told besides its definition
-_NEEDED = {"queue": "the job queue", "vcpus": "of each node", "memory": "MiB of each node"}
+_NEEDED = {"queue": "the job queue", "vcpus": "processors of a node", "memory": "MiB of a node"}
 _OWN = (*_NEEDED, "gpus", "secret")
 # of what is made, what a job cannot do without: see `change_all`
 _KEPT = {

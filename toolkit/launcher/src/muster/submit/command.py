@@ -65,18 +65,18 @@ def add_arguments(parser: Parser) -> None:
     add("--on", metavar="ENGINE", help=f"where the job runs: {listed(_SPELT)}")
     add("--hosts", metavar="N", type=whole_number(1, MAX_COUNT), dest="count", help="hosts (1)")
     add("--image", metavar="IMAGE", help="the container image, which has muster (none)")
-    add("--kind", metavar="KIND", default="", help="of job or container, where there are several")
+    add("--kind", metavar="KIND", default="", help="pyxis, apptainer; job, jobset, trainjob")
     add("--name", metavar="NAME", help="what the engine calls the job (the script's name)")
     add(
         "--set",
         metavar="NAME[=VALUE]",
         action="append",
         default=[],
-        help="what the engine's own file says besides; repeatable",
+        help="an option of sbatch or ssh, a field of the job's objects; repeatable",
     )
-    add("--grace", metavar="SECONDS", type=seconds, help="from a stop to its end (the engine's)")
+    add("--grace", metavar="SECONDS", type=seconds, help="time to save after a stop (the engine's)")
     retries = whole_number(0, MAX_RETRIES)
-    add("--retries", metavar="N", type=retries, help="of the codes worth one (3)")
+    add("--retries", metavar="N", type=retries, help="further attempts, where one helps (3)")
     add("--python", metavar="FILE", help="without an image: the hosts' Python with muster (this)")
     add("--dry-run", action="store_true", help="print the engine's file and submit nothing")
     add("--follow", metavar="RUN", nargs="?", const="", help="show the job until it has ended")
@@ -137,7 +137,7 @@ def target_of(name: str) -> SubmitTarget:
     """The engine of that name. Raises UsageError."""
     if name not in TARGETS:
         guess = did_you_mean(name, TARGETS, likeness=TYPED)
-        raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(TARGETS)}")
+        raise UsageError(f"--on {name}: no such engine{guess}", f"known are {listed(_SPELT)}")
     target: SubmitTarget = import_module(TARGETS[name])
     return target
 
@@ -149,7 +149,7 @@ def _submit(args: argparse.Namespace) -> int:
     if args.script is None and args.module is None:
         raise UsageError("SCRIPT is missing", "see muster submit --help")
     if not args.on:
-        raise UsageError("--on is missing: where is the job to run?", f"{listed(TARGETS)}")
+        raise UsageError("--on is missing: where is the job to run?", f"add --on {listed(_SPELT)}")
     try:
         "".join(args.command_line).encode()
     except UnicodeEncodeError:
@@ -158,7 +158,7 @@ def _submit(args: argparse.Namespace) -> int:
     engine, _, where = args.on.partition(":")
     target = target_of(engine)
     if bool(where) != (engine == FILE_ENGINE):
-        fix = f"--on {FILE_ENGINE}:FILE has a file of hosts, others have none"
+        fix = f"--on {FILE_ENGINE}:FILE takes a file of hosts, the other engines take none"
         raise UsageError(f"--on {args.on}: which hosts?" if not where else f"--on {args.on}", fix)
     packed = bool(code_elsewhere(args.source_dir or ""))
     if packed and os.path.isabs(args.script or ""):
@@ -249,7 +249,7 @@ def submission_of(args: argparse.Namespace, request: Request, run: str) -> Submi
 
     name = args.name or label(args.module or request.program)
     if name != label(name):
-        fix = f"letters, digits and dashes, at most {MAX_NAME}: {label(name)}"
+        fix = f"use a-z, digits and dashes, at most {MAX_NAME}, such as {label(name)}"
         raise UsageError(f"--name {name!r} cannot be a name at every engine", fix)
     if args.python and args.image:
         raise UsageError("--python is for hosts without an image", "leave out one of them")

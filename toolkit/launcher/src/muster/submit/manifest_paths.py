@@ -20,7 +20,7 @@ _PART = re.compile(r"\.?([A-Za-z][\w-]*)|\[([^\[\]]+)\]")
 _PATH = re.compile(r"[A-Za-z][\w-]*(\.[A-Za-z][\w-]*|\[[^\[\]]+\])*")
 # maps of texts alone, wherever they are: a label of true would be refused as a boolean
 _TEXTS = ("annotations", "labels", "matchLabels", "nodeSelector")
-EXAMPLE = "such as container.resources.limits[nvidia.com/gpu]=8 or pod.tolerations[0].key=gpu"
+EXAMPLE = "such as container.NAME=VALUE, container.NAME[KEY]=VALUE or container.NAME[0].NAME=VALUE"
 
 
 def change(roots: Roots, path: str, text: str) -> None:

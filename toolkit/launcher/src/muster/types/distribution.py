@@ -61,6 +61,6 @@ def switch_on(locally: bool) -> str:
     if locally:
         return "--distribution torch_distributed"
     return (
-        'distribution={"torch_distributed": {"enabled": True}} '
+        'distribution={"torch_distributed": {"enabled": True}} or --distribution torch_distributed '
         "(hyperparameter sagemaker_torch_distributed_enabled=true)"
     )

@@ -28,7 +28,7 @@ _FIXES = {
     "slurm": "start it by srun: SLURM_STEP_ID and SLURM_NODEID say it",
     "batch": "AWS_BATCH_JOB_NUM_NODES says it, in a multi-node job",
     "kubernetes": "JOB_COMPLETION_INDEX, PET_NNODES or a hostfile say it",
-    "hosts": f"set {hosts.HOSTS} (or {hosts.COUNT} and {hosts.LEADER}) and {hosts.INDEX}",
+    "hosts": f"set {hosts.INDEX} and {hosts.HOSTS} (--host-index, --host-list)",
 }
 
 
@@ -55,7 +55,7 @@ def detect(environ: Mapping[str, str], files: Files, wanted: str = "") -> Detect
     if name:
         asked = READERS[name](environ, files)
         if asked is None:
-            raise ConfigError.of(why, f"this host is none of {name}", _FIXES[name])
+            raise ConfigError.of(why, f"{name} did not start this host", _FIXES[name])
         return Detected(asked, why)
     found: Engine | None = None
     others = []

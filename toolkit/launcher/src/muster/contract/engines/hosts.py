@@ -25,7 +25,7 @@ def read(environ: Mapping[str, str], files: Files) -> Engine | None:
         return None
     where = values.origins.get("hosts", "").removeprefix("variable ")
     names, addresses = listed_hosts(text, where)
-    fix = f"set {INDEX} on every host, from 0, which leads"
+    fix = f"set {INDEX} (--host-index) on every host, from 0, which leads"
     if names:
         values.origins["count"] = values.origins["hosts"]
     count = len(names) or values.needed("count", COUNT, least=1, fix=fix)
@@ -38,7 +38,7 @@ def read(environ: Mapping[str, str], files: Files) -> Engine | None:
         index = 0 if count == 1 else values.needed("index", INDEX, fix=fix)
     if not names and index and not leader:
         what = f"not set: host {index} of {count} cannot find the leader"
-        raise ConfigError.of(LEADER, what, f"set its name or address, or list all in {HOSTS}")
+        raise ConfigError.of(LEADER, what, f"set its address (--leader), or list all in {HOSTS}")
     return values.engine(
         "hosts",
         index,

@@ -97,7 +97,7 @@ def _load_text(folder: str, name: str, findings: Findings) -> str | None:
         findings.problem(
             name,
             f"not found in {folder}",
-            f"run through SageMaker or local mode, or set {BASE_VARIABLE} to the base folder",
+            f"run it by SageMaker, local mode, muster local or muster run; or set {BASE_VARIABLE}",
         )
         return None
     except OSError as error:

@@ -56,9 +56,11 @@ def made(run: str, checkpoint: str | None = None) -> list[Made]:
         found.append(Made("checkpoints", checkpoint, _count(checkpoint)))
     packed = _packed(os.path.join(run, SOURCE))
     hosts = [entry.name for entry in _entries(run) if _is_host(entry)]
-    for host in hosts:
+    alone = os.path.isdir(os.path.join(run, "opt", "ml"))  # of `muster run`: a host's own folder
+    for host in [""] if alone else hosts:
         found += _made_by_host(os.path.join(run, host), packed, gathered)
-    found.append(Made("other", run, _count_foreign(run, (*_OWN_TOP, *hosts))))
+    if not alone:
+        found.append(Made("other", run, _count_foreign(run, (*_OWN_TOP, *hosts))))
     return [one for one in found if one.files]
 
 

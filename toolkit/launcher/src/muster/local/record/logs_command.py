@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
         which = "any rank" if args.rank is None else f"rank {args.rank}"
         fix = f"its logs are {found.path}/*/{LOGS}"
         if os.path.exists(os.path.join(found.path, SUBMITTED)):  # its hosts may not write here
-            fix += f"; muster submit --follow {found.path} shows what its engine has"
+            fix += f"; muster submit --follow {found.path} or the terminal that attends it has more"
         raise UsageError(f"{found.name} has no output of {which}", fix)
     return 0
 

@@ -21,7 +21,7 @@ from muster.types.files import read_object
 from muster.types.run_files import EVENTS, SUMMARY
 from muster.types.values import NamedTuple
 
-OTHER_PLACE = "name a folder on a disk that can be written, with --output DIR"
+OTHER_PLACE = "name a folder on a disk that can be written: --output DIR, --checkpoint DIR"
 _NAMES = {
     "model": "a model",
     "checkpoints": "checkpoints",
@@ -280,7 +280,7 @@ def _refuse_another_engine_s(path: str) -> None:
     """Raises UsageError for a job that was submitted, and runs or may begin yet: in an emptied
     folder nobody would find it again."""
     if has_busy_hosts(path):
-        raise UsageError(f"{path} is in use by the job of another engine", "name another folder")
+        raise UsageError(f"{path} is in use by its job, which runs", "name another folder")
     submitted, over = (os.path.exists(os.path.join(path, one)) for one in (SUBMITTED, SUMMARY))
     over = over or read_object(os.path.join(path, SUBMITTED)).get("code") is not None
     if submitted and not over:
