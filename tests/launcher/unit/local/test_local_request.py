@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -160,6 +161,22 @@ def test_a_count_of_processes_may_belong_to_an_option_that_a_hyperparameter_enab
         "--hyperparameter", "sagemaker_pytorch_ddp_enabled=true",
     )  # fmt: skip
     assert distribution_keys(request) == {"sagemaker_mpi_num_of_processes_per_host": "2"}
+
+
+@pytest.mark.parametrize(
+    ("pair", "what"),
+    [
+        ("mp_parameters=partitions=2", "mp_parameters: expected a JSON object"),
+        ('mp_parameters={"partitions": "two"}', "mp_parameters.partitions: expected"),
+        ("sagemaker_mpi_enabled=perhaps", "sagemaker_mpi_enabled"),
+    ],
+)
+def test_what_every_host_would_refuse_is_refused_before_one_starts(
+    project: Path, pair: str, what: str
+) -> None:
+    request = read("train.py", "--distribution", "smp", "--hyperparameter", pair)
+    with pytest.raises(UsageError, match=re.escape(what)):
+        distribution_keys(request)
 
 
 @pytest.mark.parametrize(

@@ -44,14 +44,17 @@ def needs_hosts_apart(request: Request, keys: Mapping[str, str]) -> str:
 
 
 def asked_distribution(request: Request, keys: Mapping[str, str]) -> Distribution:
-    """The distribution as the hosts will understand it; what is wrong with it they will say."""
+    """The distribution as the hosts will understand it. Raises UsageError for what they refuse."""
     from muster.contract.findings import Findings
     from muster.contract.request.distribution import choose_distribution
     from muster.contract.request.hyperparameters import decode_hyperparameters
 
     findings = Findings()
     document = tree.hyperparameters(request, keys, "", "")
-    return choose_distribution(decode_hyperparameters(document, findings), True, findings)
+    found = choose_distribution(decode_hyperparameters(document, findings), True, findings)
+    for problem in findings.problems:
+        raise UsageError(str(problem), problem.fix)
+    return found
 
 
 def asked_ranks(request: Request, keys: Mapping[str, str]) -> int:
@@ -188,6 +191,7 @@ def distribution_keys(request: Request) -> dict[str, str]:
         )
     except ConfigError as error:
         raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
+    asked_distribution(request, keys)
     if keys and request.groups:  # all groups take part unless the dictionary names some
         names = [group.name for group in request.groups]
         keys.setdefault("sagemaker_distribution_instance_groups", json.dumps(names))
