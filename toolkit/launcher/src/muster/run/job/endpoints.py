@@ -257,7 +257,7 @@ class LeaderEndpoint:
 
     def _carry_out(self) -> None:
         for note in self._coordinator.notes:
-            self._log("job", note)
+            self._log("job", note, level="WARNING")  # a person who waits is to know for whom
             self._recorder.event("missing", text=note)
         self._coordinator.notes.clear()
         for order in self._coordinator.take_orders():
