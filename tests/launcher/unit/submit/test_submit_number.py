@@ -84,3 +84,18 @@ def test_who_interrupts_the_submission_leaves_no_job_that_nobody_knows(
     else:
         assert "cancelled slurm job 4711" in err and submit.returncode in (130, -signal.SIGINT)
         assert Path("cancelled").read_text() == "4711\n" and not Path("run").exists()
+
+
+def test_a_job_that_was_in_the_folder_before_is_not_taken_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended, and is in the queue until its nodes have tidied up."""
+    sbatch(tmp_path, monkeypatch)
+    assert main([*WORDS]) == 0
+    Path("run/n1").mkdir()
+    for name, text in {"n1/.muster-run": "", "n1/weights": "mine", "summary.json": "{}"}.items():
+        Path("run", name).write_text(text)
+    program(tmp_path, "sbatch", "echo invalid partition >&2; exit 1")
+    program(tmp_path, "squeue", f"echo 4711 {tmp_path}/run")
+    assert main([*WORDS, "--overwrite"]) == 2
+    assert Path("run/n1/weights").read_text() == "mine"

@@ -7,7 +7,7 @@ import re
 import shlex
 
 from muster.arguments import UsageError, tell
-from muster.local.record.layout import BATCH_SCRIPT, ENGINE_LOG
+from muster.local.record.layout import BATCH_SCRIPT, EARLIER, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
 from muster.submit.follow import FileTail
 from muster.submit.slurm_script import render
@@ -91,12 +91,15 @@ def _taken_back(number: str) -> bool:
 
 
 def _taken(job: Submission) -> str:
-    """The number of the queued job that has this run folder, "" where there is none."""
+    """The number of the queued job that has this run folder, "" where there is none. An earlier one
+    that had it may be there while its nodes tidy up."""
+    earlier = folder.read(os.path.join(job.run, EARLIER))
+    known = earlier.job_id if earlier else ""
     try:
         asked = ["squeue", "-h", f"--name={job.name}", "-o", "%i %Z"]
         said = client.answer(asked, environ=_environ(job))
         rows = (line.split(" ", 1) for line in said.splitlines())
-        return next((number for number, folder in rows if folder == job.run), "")
+        return next((number for number, at in rows if at == job.run and number != known), "")
     except (UsageError, ValueError):
         return ""
 
