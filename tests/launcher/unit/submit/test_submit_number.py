@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from muster.commands.parser import main
-from muster.submit import folder, slurm
+from muster.submit import command, folder, slurm
+from muster.submit.values import Submission, Submitted
 from tests.launcher.unit.submit.test_submit_script import sbatch
 from tests.support.waiting import wait_until, within
 
@@ -99,3 +100,34 @@ def test_a_job_that_was_in_the_folder_before_is_not_taken_for_the_new_one(
     program(tmp_path, "squeue", f"echo 4711 {tmp_path}/run")
     assert main([*WORDS, "--overwrite"]) == 2
     assert Path("run/n1/weights").read_text() == "mine"
+
+
+def test_a_terminal_that_closes_before_the_job_is_kept_takes_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While its number is told: nobody would find the job again."""
+    sbatch(tmp_path, monkeypatch)
+    program(tmp_path, "scancel", 'echo "$@" >cancelled')
+    before = signal.signal(signal.SIGHUP, lambda *_: None)
+    monkeypatch.setattr(command, "tell", lambda text: os.kill(os.getpid(), signal.SIGHUP))
+    try:
+        assert main([*WORDS]) == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert Path("cancelled").read_text() == "4711\n"
+
+
+def test_a_job_that_was_kept_has_run_whatever_comes_then(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As hosts by ssh: the record and the models are there, and Ctrl-C comes once more."""
+    sbatch(tmp_path, monkeypatch)
+
+    def run_it(job: Submission, text: str) -> Submitted:
+        folder.keep(Submitted("hosts", "7", "train", 1, job.run))
+        Path(job.run, "model").mkdir()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(slurm, "hand_over", run_it)
+    assert main([*WORDS]) == 130
+    assert Path("run/model").is_dir()

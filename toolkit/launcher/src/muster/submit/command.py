@@ -203,23 +203,24 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
     request = job.request._replace(checkpoint=None) if args.on in OWN_FILES else job.request
     made = folder.make(request, args.command_line)
     job = job._replace(run=made.path, mark=secrets.token_hex(3))
-    try:
-        with _interrupting():
-            submitted = target.hand_over(job, target.render(job))
-    except BaseException:
-        runfolder.discard(made)
-        raise
-    if submitted.code is None:  # else it is over, and kept already
+    with _interrupting():
         try:
-            name = f"{submitted.engine} job {submitted.job_id}"
-            tell(f"muster submit: {name}, in {shown(made.path)}\n")
-            folder.keep(submitted)
-        except BaseException:  # nobody would find the job again
-            with suppress(UsageError):
-                target.cancel(submitted)
-                tell("muster submit: cancelled it\n")
+            submitted = target.hand_over(job, target.render(job))
+        except BaseException:
+            if folder.read(made.path) is None:  # else hosts have run it
                 runfolder.discard(made)
             raise
+        if submitted.code is None:  # else it is over, and kept already
+            try:
+                name = f"{submitted.engine} job {submitted.job_id}"
+                tell(f"muster submit: {name}, in {shown(made.path)}\n")
+                folder.keep(submitted)
+            except BaseException:  # nobody would find the job again
+                with suppress(UsageError):
+                    target.cancel(submitted)
+                    tell("muster submit: cancelled it\n")
+                    runfolder.discard(made)
+                raise
     runfolder.drop_earlier(made.path)
     os.close(made.lock)
     return submitted
