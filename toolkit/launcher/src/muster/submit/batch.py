@@ -71,8 +71,13 @@ def hand_over(job: Submission, text: str) -> Submitted:
     definition = made["jobDefinitionArn"]
     try:
         found = _answer(service, "submit_job", **asked["SubmitJob"], jobDefinition=definition)
-    except UsageError as error:
-        found = _taken(service, asked["SubmitJob"], definition, error)
+    except (UsageError, KeyboardInterrupt) as error:
+        lost = error if isinstance(error, UsageError) else _UnansweredError("interrupted")
+        found = _taken(service, asked["SubmitJob"], definition, lost)
+        if lost is not error:
+            with suppress(UsageError):  # else it is kept as any other
+                _end(service, found["jobId"])
+                raise
     where = {"region": service.meta.region_name, "definition": definition, "run": ""}
     return Submitted("batch", found["jobId"], job.name, job.request.hosts, job.run, where)
 
@@ -138,8 +143,11 @@ def _exit_code(told: dict[str, Any]) -> int | None:
 
 def cancel(job: Submitted) -> None:
     """Batch ends all nodes: SIGTERM, then SIGKILL after the time that its instances give."""
-    reason = "cancelled by muster submit"
-    _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
+    _end(_client("batch", job), job.job_id)
+
+
+def _end(service: Any, job_id: str) -> None:
+    _answer(service, "terminate_job", jobId=job_id, reason="cancelled by muster submit")
 
 
 def tidy(job: Submitted) -> None:
