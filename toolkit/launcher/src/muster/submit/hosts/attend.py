@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import queue
 import signal
+import threading
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -77,7 +78,8 @@ class Attendance:
             self._connect()
             submitted = self._submitted()
             folder.keep(submitted)
-            runfolder.drop_earlier(self._job.run)
+            gone = partial(runfolder.drop_earlier, self._job.run)
+            threading.Thread(target=gone, daemon=True).start()  # may take minutes
             for name in (layout.SECRET, layout.ENVIRON):  # all hosts have them
                 with suppress(OSError):
                     os.unlink(os.path.join(self._job.run, name))
