@@ -103,9 +103,10 @@ leave "$$code"
 
 def check(job: Submission) -> None:
     """Raises UsageError for options that sbatch cannot have, or that muster decides."""
-    if re.search(r"[\\\n\r]", job.run):  # at a backslash Slurm's names of files end or change
+    # at a backslash names of files end or change for Slurm; the rest the job itself would refuse
+    if "\\" in job.run or not job.run.isprintable():
         raise UsageError(
-            f"{job.run!r} cannot be a run folder at Slurm: no backslash and no line break",
+            f"{job.run!r} cannot be a run folder at Slurm: no backslash, no line break, all printable",
             "name another folder with --output",
         )
     for name, value in job.settings.items():
