@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
     of_a_run = [name for name in ("status", "follow", "cancel") if getattr(args, name)]
     if not of_a_run:
         return _submit(args)
-    if len(of_a_run) > 1 or args.script is not None or args.module is not None:
-        raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
+    if len(of_a_run) > 1 or args.script is not None or args.module is not None or args.on:
+        fix = "give nothing else; the --follow of a new job stands after its SCRIPT and options"
+        raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", fix)
     from muster.submit import folder
     from muster.submit.follow import follow, in_words, state_of
 
