@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -131,3 +132,23 @@ def test_a_job_that_was_kept_has_run_whatever_comes_then(
     monkeypatch.setattr(slurm, "hand_over", run_it)
     assert main([*WORDS]) == 130
     assert Path("run/model").is_dir()
+
+
+@pytest.mark.parametrize("name", ["secret", "job.sbatch"])
+def test_a_full_disk_is_said_whichever_file_finds_no_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Here the engine's own, before it has the job; nothing is left of the run."""
+    sbatch(tmp_path, monkeypatch)
+    real = os.open
+
+    def full(path: str, flags: int, *more: int, **kinds: int) -> int:
+        if str(path).endswith(name):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(path, flags, *more, **kinds)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", full)
+        assert main([*WORDS]) == 2
+    assert "the run folder cannot be written: No space left" in capsys.readouterr().err
+    assert not Path("run").exists()

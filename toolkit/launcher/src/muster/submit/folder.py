@@ -17,6 +17,7 @@ from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from muster.submit.arguments import code_elsewhere
 from muster.submit.values import Submitted
+from muster.types import files
 from muster.types.files import read_object, write_whole
 from muster.types.run_files import SUMMARY
 from muster.version import __version__
@@ -53,9 +54,11 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
 
 
 def write_private(path: str, text: str) -> None:
-    """A file of mode 600. Raises OSError."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    """A new file of mode 600. Raises UsageError."""
+    try:
+        files.write_private(path, text)
+    except OSError as error:
+        raise _unwritten(error) from None
 
 
 def source(run: str) -> str:

@@ -106,7 +106,7 @@ def check(job: Submission) -> None:
     # at a backslash names of files end or change for Slurm; the rest the job itself would refuse
     if "\\" in job.run or not job.run.isprintable():
         raise UsageError(
-            f"{job.run!r} cannot be a run folder at Slurm: no backslash, no line break, all printable",
+            f"{job.run!r} cannot be a run folder at Slurm: no backslash, no line break, printable",
             "name another folder with --output",
         )
     for name, value in job.settings.items():
