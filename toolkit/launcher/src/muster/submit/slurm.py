@@ -82,7 +82,7 @@ def _environ(job: Submission) -> dict[str, str]:
 def _taken_back(number: str) -> bool:
     """Whether the job of somebody who did not wait for its number has gone."""
     try:
-        client.answer(["scancel", number])
+        _end(number)
     except UsageError as error:
         tell(f"muster submit: {error.message}; the job stays in the queue\n")
         return False
@@ -149,7 +149,13 @@ def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
 
 def cancel(job: Submitted) -> None:
     """By scancel: the cluster's KillWait is the time that ranks have."""
-    client.answer(["scancel", *_cluster(job), job.job_id])
+    _end(*_cluster(job), job.job_id)
+
+
+def _end(*words: str) -> None:
+    """Whatever somebody lets scancel leave alone, about which it says nothing."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SCANCEL_")}
+    client.answer(["scancel", *words], environ=environ)
 
 
 def tidy(job: Submitted) -> None:
