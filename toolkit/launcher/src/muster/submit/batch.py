@@ -17,6 +17,7 @@ from typing import Any
 from muster.arguments import UsageError
 from muster.local.record.layout import BATCH_REQUESTS, SECRET
 from muster.submit import batch_job, client, folder
+from muster.submit.batch_job import check
 from muster.submit.values import (
     LOST,
     QUEUED,
@@ -39,11 +40,6 @@ _WORDS = {
     **dict.fromkeys(("STARTING", "RUNNING"), RUNNING),
     "SUCCEEDED": SUCCEEDED,
 }
-
-
-def check(job: Submission) -> None:
-    """See `SubmitTarget`."""
-    batch_job.check(job)
 
 
 def render(job: Submission) -> str:

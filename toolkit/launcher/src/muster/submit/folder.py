@@ -29,16 +29,12 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
     """A locked run folder with the code packed, a secret, and the script's own variables. What an
     earlier run made is aside until `runfolder.drop_earlier`. Raises UsageError."""
     folder = runfolder.make_run_folder(request.program, request.output, request.overwrite)
+    undo = runfolder.leave
     try:
         if not code_elsewhere(request.source_dir):
             preparation.pack_source(request, folder, lambda: None)
         runfolder.set_aside(folder)
-    except BaseException as error:
-        runfolder.leave(folder)
-        if not isinstance(error, OSError):
-            raise
-        raise _unwritten(error) from None
-    try:
+        undo = runfolder.discard
         runfolder.begin(folder)
         write_command(folder, argv, SUBMIT)
         write_private(os.path.join(folder.path, SECRET), secrets.token_hex(32) + "\n")
@@ -46,7 +42,7 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
             environ = json.dumps(dict(request.environ))
             write_private(os.path.join(folder.path, ENVIRON), environ)
     except BaseException as error:
-        runfolder.discard(folder)
+        undo(folder)
         if not isinstance(error, OSError):
             raise
         raise _unwritten(error) from None

@@ -10,7 +10,7 @@ from muster.arguments import UsageError, tell
 from muster.local.record.layout import BATCH_SCRIPT, EARLIER, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
 from muster.submit.follow import FileTail
-from muster.submit.slurm_script import render
+from muster.submit.slurm_script import check, render
 from muster.submit.values import (
     AGAIN,
     ENDED,
@@ -39,11 +39,6 @@ _INHERITED = re.compile("SQUEUE_|SLURM_(?!(CONF|CONF_SERVER|CLUSTERS|JWT|TIME_FO
 _UNOPENED = "0:53"  # of a script that never began: slurmd could not open its output
 _SPELT = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SBATCH_TIMELIMIT"}
 _SPELT["clusters"] = "SLURM_CLUSTERS"
-
-
-def check(job: Submission) -> None:
-    """See `SubmitTarget`."""
-    slurm_script.check(job)
 
 
 def hand_over(job: Submission, text: str) -> Submitted:

@@ -34,7 +34,7 @@ _SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive", *_MEMO
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
 # when the job ends, and with which code.
-unset $${!SQUEUE_@} $${!SCANCEL_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an outer job's
+unset $${!SQUEUE_@} $${!SCANCEL_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, an outer job's
 export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
 # jobs may share a node: ports of this one's own, below those that the kernel gives away

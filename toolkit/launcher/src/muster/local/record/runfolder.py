@@ -146,11 +146,9 @@ def link_latest(folder: RunFolder) -> None:
     if runs != os.path.realpath(RUNS) or (os.path.lexists(link) and not os.path.islink(link)):
         return
     fresh = os.path.join(runs, f".latest-{os.getpid()}")
-    try:
+    with suppress(OSError):
         os.symlink(name, fresh)
         os.replace(fresh, link)
-    except OSError:
-        pass
 
 
 def clear(folder: RunFolder) -> None:
@@ -213,12 +211,10 @@ def drop_earlier(path: str) -> None:
 
 def _close_unused(folder: RunFolder) -> None:
     """Removes the folder if nothing but the mark is in it, and unlocks it."""
-    try:
+    with suppress(OSError):
         if os.listdir(folder.path) == [MARK]:
             os.unlink(os.path.join(folder.path, MARK))
             os.rmdir(folder.path)
-    except OSError:
-        pass
     os.close(folder.lock)
 
 
