@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from muster.commands.parser import main
+from muster.local.record import runfolder
 from muster.submit import command, folder, slurm
 from muster.submit.values import Submission, Submitted
 from tests.launcher.unit.submit.test_submit_script import sbatch
@@ -88,16 +89,22 @@ def test_who_interrupts_the_submission_leaves_no_job_that_nobody_knows(
         assert Path("cancelled").read_text() == "4711\n" and not Path("run").exists()
 
 
-def test_a_job_that_was_in_the_folder_before_is_not_taken_for_the_new_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It has ended, and is in the queue until its nodes have tidied up."""
+def ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run of a job that has ended; from now on sbatch takes none."""
     sbatch(tmp_path, monkeypatch)
     assert main([*WORDS]) == 0
     Path("run/n1").mkdir()
     for name, text in {"n1/.muster-run": "", "n1/weights": "mine", "summary.json": "{}"}.items():
         Path("run", name).write_text(text)
     program(tmp_path, "sbatch", "echo invalid partition >&2; exit 1")
+    program(tmp_path, "squeue", ":")
+
+
+def test_a_job_that_was_in_the_folder_before_is_not_taken_for_the_new_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has ended, and is in the queue until its nodes have tidied up."""
+    ended(tmp_path, monkeypatch)
     program(tmp_path, "squeue", f"echo 4711 {tmp_path}/run")
     assert main([*WORDS, "--overwrite"]) == 2
     assert Path("run/n1/weights").read_text() == "mine"
@@ -152,3 +159,15 @@ def test_a_full_disk_is_said_whichever_file_finds_no_room(
         assert main([*WORDS]) == 2
     assert "the run folder cannot be written: No space left" in capsys.readouterr().err
     assert not Path("run").exists()
+
+
+def test_what_cannot_be_deleted_of_an_older_run_is_not_the_one_to_keep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Open files on NFS, folders without the right to write: they stay after the submit."""
+    ended(tmp_path, monkeypatch)
+    Path("run/.earlier/n1").mkdir(parents=True)
+    Path("run/.earlier/n1/weights").write_text("of an older one")
+    monkeypatch.setattr(runfolder, "drop_earlier", lambda path: None)
+    assert main([*WORDS, "--overwrite"]) == 2
+    assert Path("run/n1/weights").read_text() == "mine"

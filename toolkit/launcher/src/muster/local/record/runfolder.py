@@ -309,10 +309,10 @@ def is_free(path: str) -> bool:
 
 
 def _bring_back(path: str) -> None:
-    """A run that was set aside, in place of all else; one that was on its way, out or back, beside
-    what has stayed or come back. Raises OSError."""
-    earlier, moving = (os.path.join(path, name) for name in (EARLIER, MOVING))
-    if os.path.isdir(earlier):
+    """A run that was set aside, in place of all else but a job that was taken; one that was on its
+    way, out or back, beside what has stayed or come back. Raises OSError."""
+    earlier, moving, taken = (os.path.join(path, name) for name in (EARLIER, MOVING, SUBMITTED))
+    if os.path.isdir(earlier) and not os.path.exists(taken):
         _empty(path, (MARK, FRESH_SOURCE, EARLIER))
         os.rename(earlier, moving)
     if os.path.isdir(moving):
