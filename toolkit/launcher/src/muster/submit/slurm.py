@@ -104,7 +104,7 @@ def state(job: Submitted) -> JobState:
     remembers. Accounting is not needed."""
     if job.code is not None:  # another job may have its number by now
         return JobState(word_of(job.code), job.code)
-    asked = ["squeue", *_cluster(job), "-h", "-j", job.job_id, "-o", "%T %r"]
+    asked = ["squeue", *_cluster(job), "-h", f"--jobs={job.job_id}", "-o", "%T %r"]
     code, out, err = client.outcome(asked)
     if code and "Invalid job id" not in err:
         raise UsageError(f"squeue: {client.in_a_sentence(err or out)}")

@@ -42,7 +42,7 @@ at=$$((20000 + (SLURM_JOB_ID + 1000 * $${SLURM_RESTART_COUNT:-0}) % 6000 * 2))
 export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
 export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
-  end=$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
+  end=$$(squeue -h --jobs="$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
   if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
     export SLURM_JOB_END_TIME="$$end"
   fi
@@ -50,7 +50,7 @@ fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
 goes_on() {  # not when somebody cancels the job; a queue that does not answer says nothing of it
-  state=$$(squeue -h -j "$$SLURM_JOB_ID" -o %T) || return 0
+  state=$$(squeue -h --jobs="$$SLURM_JOB_ID" -o %T) || return 0
   [ "$${state:-RUNNING}" = RUNNING ]
 }
 told=0
