@@ -171,3 +171,15 @@ def test_what_cannot_be_deleted_of_an_older_run_is_not_the_one_to_keep(
     monkeypatch.setattr(runfolder, "drop_earlier", lambda path: None)
     assert main([*WORDS, "--overwrite"]) == 2
     assert Path("run/n1/weights").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", [".earlier", ".earlier-moving"])
+def test_a_run_is_removed_with_what_was_set_aside_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """As a submit that was killed leaves it."""
+    ended(tmp_path, monkeypatch)
+    Path("run", name, "n1").mkdir(parents=True)
+    Path("run", name, "n1", "weights").write_text("of an older one")
+    assert main(["history", "remove", "run", "--yes"]) == 0
+    assert not Path("run").exists()

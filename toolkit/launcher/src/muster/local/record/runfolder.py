@@ -193,10 +193,11 @@ def leave(folder: RunFolder) -> None:
     _close_unused(folder)
 
 
-def discard(folder: RunFolder) -> None:
-    """Removes a run, as far as that can be done. One that was set aside for it is back then."""
+def discard(folder: RunFolder, kept: Sequence[str] = (EARLIER, MOVING)) -> None:
+    """Removes a run, as far as that can be done. One that was set aside for it, unless it goes,
+    too, is back then."""
     with suppress(OSError):
-        _empty(folder.path, (MARK, EARLIER, MOVING))
+        _empty(folder.path, (MARK, *kept))
     with suppress(OSError):
         _bring_back(folder.path)
     _close_unused(folder)
