@@ -368,3 +368,23 @@ def test_who_interrupts_the_submission_leaves_no_job_that_nobody_knows(
         fix = getattr(raised.value, "fix", "")
         assert there or "look for train in the queue gpus" in fix
     assert ("terminate_job" in sent) == there
+
+
+def test_what_a_terminal_cannot_show_does_not_end_the_output(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A line that was cut within a character, and a progress bar where all is ASCII."""
+    events = [{"message": text} for text in ("a\ud83d", "100 % \u2588", "end")]
+
+    def answer(service: object, action: str, **request: Any) -> dict[str, Any]:
+        if action == "describe_jobs":
+            return {"jobs": [{"container": {"logStreamName": "s"}}]}
+        told = [] if "nextToken" in request else events
+        return {"events": told, "nextForwardToken": "t"}
+
+    monkeypatch.setattr(batch, "_client", lambda *_: None)
+    monkeypatch.setattr(batch, "_answer", answer)
+    with open(1, "w", encoding="ascii", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        batch.output(Submitted("batch", "j-1", "train", 1, "")).rest()
+    assert capfdbinary.readouterr().out == "a?\n100 % \u2588\nend\n".encode()

@@ -209,7 +209,7 @@ class NodeLogs:
             about = {"logGroupName": LOG_GROUP, "logStreamName": stream}
             found = _answer(service, "get_log_events", **about, **more)
             for event in found["events"]:
-                sys.stdout.write(event["message"] + "\n")
+                sys.stdout.buffer.write(f"{event['message']}\n".encode(errors="replace"))
             sys.stdout.flush()
             self._tokens[stream] = found["nextForwardToken"]
             if found["nextForwardToken"] == token or not found["events"]:
