@@ -183,3 +183,22 @@ def test_a_run_is_removed_with_what_was_set_aside_in_it(
     Path("run", name, "n1", "weights").write_text("of an older one")
     assert main(["history", "remove", "run", "--yes"]) == 0
     assert not Path("run").exists()
+
+
+def test_a_job_that_the_queue_may_have_is_to_be_looked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A busy controller answers neither; a second job in the same folder would be one too many."""
+    sbatch(tmp_path, monkeypatch)
+    for name in ("sbatch", "squeue"):
+        program(tmp_path, name, f"echo {name}: Socket timed out >&2; exit 1")
+    assert main([*WORDS]) == 2
+    said = capsys.readouterr().err
+    assert "sbatch: Socket timed out" in said, said
+    assert "look for train in the queue before you submit again" in said, said
+    program(tmp_path, "squeue", ":")
+    assert main([*WORDS]) == 2
+    assert "look for" not in capsys.readouterr().err
+    monkeypatch.setenv("PATH", "/nowhere")
+    assert main([*WORDS]) == 2
+    assert "submit from a machine that has it" in capsys.readouterr().err

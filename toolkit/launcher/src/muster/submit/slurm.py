@@ -48,11 +48,13 @@ def hand_over(job: Submission, text: str) -> Submitted:
     try:
         said = client.answer(["sbatch", "--parsable", path], environ=_environ(job))
         rows = (line.strip() for line in reversed(said.splitlines()))  # a wrapper's own come first
-        found = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
+        found: str | None = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
         if not found:
             raise UsageError(f"sbatch said {client.in_a_sentence(said)!r}, not a job's number")
-    except UsageError:  # Slurm may have taken the job, and the answer was lost
-        if not (found := _taken(job)):
+    except UsageError as error:  # Slurm may have taken the job, and the answer was lost
+        if (found := _taken(job)) is None and not error.fix:
+            error.fix = f"look for {job.name} in the queue before you submit again: it may be there"
+        if not found:
             raise
     except KeyboardInterrupt:
         if not (found := _taken(job)) or _taken_back(found):
@@ -85,9 +87,9 @@ def _taken_back(number: str) -> bool:
     return True
 
 
-def _taken(job: Submission) -> str:
-    """The number of the queued job that has this run folder, "" where there is none. An earlier one
-    that had it may be there while its nodes tidy up."""
+def _taken(job: Submission) -> str | None:
+    """The number of the queued job that has this run folder, "" where there is none, None where the
+    queue does not answer. An earlier one that had it may be there while its nodes tidy up."""
     earlier = folder.read(os.path.join(job.run, EARLIER))
     known = earlier.job_id if earlier else ""
     try:
@@ -96,7 +98,7 @@ def _taken(job: Submission) -> str:
         rows = (line.split(" ", 1) for line in said.splitlines())
         return next((number for number, at in rows if at == job.run and number != known), "")
     except (UsageError, ValueError):
-        return ""
+        return None
 
 
 def state(job: Submitted) -> JobState:
