@@ -10,15 +10,17 @@ import urllib.request
 from collections.abc import Iterator, Mapping, Sequence
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from muster.arguments import UsageError
 from muster.submit import batch
-from muster.submit.values import RUNNING, JobState, Submitted
-from tests.launcher.elsewhere.submitting import Said, submit
+from muster.submit.values import RUNNING, JobState, Submission, Submitted
+from tests.launcher.elsewhere.submitting import Said, request_of, submit
 
 SIZE = ("--set", "queue=gpus", "--set", "vcpus=8", "--set", "memory=60000")
 WORDS = ("--on", "batch", "--image", "train:1", "--source-dir", "image:/opt/ml/code", *SIZE)
@@ -149,9 +151,6 @@ def test_variables_go_with_the_job_alone(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(batch, "_client", lambda *_: Service)
     monkeypatch.setattr(batch, "_answer", answer)
     (tmp_path / "secret").write_text("f00d" * 16 + "\n")
-    from muster.submit.values import Submission
-    from tests.launcher.elsewhere.submitting import request_of
-
     settings = {"queue": "gpus", "vcpus": "8", "memory": "60000"}
     job = Submission(request_of(environ={"A": "b"}), "train", str(tmp_path), "", "train:1")
     job = job._replace(settings=settings)
@@ -336,3 +335,56 @@ def test_a_job_that_batch_leaves_out_of_an_answer_is_asked_for_again(
     assert batch.state(Submitted("batch", "j-1", "train", 1, "")) == JobState(
         RUNNING, None, "it runs"
     )
+
+
+@pytest.mark.parametrize(("there", "refused"), [(True, False), (True, True), (False, False)])
+def test_who_interrupts_the_submission_leaves_no_job_that_nobody_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, there: bool, refused: bool
+) -> None:
+    """Batch has the job, and its answer is on the way. One that cannot be ended is kept."""
+    sent: list[str] = []
+    jobs = [{"jobId": "j-1", "jobDefinition": "arn:d"}] * there
+
+    def answer(service: object, action: str, **request: Any) -> dict[str, Any]:
+        sent.append(action)
+        if action == "submit_job":
+            raise KeyboardInterrupt
+        if action == "terminate_job" and refused:
+            raise UsageError("AWS: no right to")
+        return {"jobDefinitionArn": "arn:d", "jobSummaryList": jobs}
+
+    monkeypatch.setattr(
+        batch, "_client", lambda *_: SimpleNamespace(meta=SimpleNamespace(region_name="r"))
+    )
+    monkeypatch.setattr(batch, "_answer", answer)
+    (tmp_path / "secret").write_text("f00d" * 16 + "\n")
+    settings = {"queue": "gpus", "vcpus": "8", "memory": "60000"}
+    job = Submission(request_of(), "train", str(tmp_path), "", "train:1", settings=settings)
+    if refused:
+        assert batch.hand_over(job, batch.render(job)).job_id == "j-1"
+    else:
+        with pytest.raises(KeyboardInterrupt if there else UsageError) as raised:
+            batch.hand_over(job, batch.render(job))
+        fix = getattr(raised.value, "fix", "")
+        assert there or "look for train in the queue gpus" in fix
+    assert ("terminate_job" in sent) == there
+
+
+def test_what_a_terminal_cannot_show_does_not_end_the_output(
+    monkeypatch: pytest.MonkeyPatch, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """A line that was cut within a character, and a progress bar where all is ASCII."""
+    events = [{"message": text} for text in ("a\ud83d", "100 % \u2588", "end")]
+
+    def answer(service: object, action: str, **request: Any) -> dict[str, Any]:
+        if action == "describe_jobs":
+            return {"jobs": [{"container": {"logStreamName": "s"}}]}
+        told = [] if "nextToken" in request else events
+        return {"events": told, "nextForwardToken": "t"}
+
+    monkeypatch.setattr(batch, "_client", lambda *_: None)
+    monkeypatch.setattr(batch, "_answer", answer)
+    with open(1, "w", encoding="ascii", closefd=False) as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        batch.output(Submitted("batch", "j-1", "train", 1, "")).rest()
+    assert capfdbinary.readouterr().out == "a?\n100 % \u2588\nend\n".encode()

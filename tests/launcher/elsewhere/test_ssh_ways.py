@@ -115,3 +115,37 @@ def test_a_closed_terminal_stops_the_job(place: Place) -> None:
     code, out, err = result(job)
     assert code == 143 and out.count("saved") == 2, err
     nothing_left(place)
+
+
+SLOW = """\
+import os, time
+from muster.local.record import runfolder
+def drop(path, drop=runfolder.drop_earlier):
+    until = time.monotonic() + 30
+    while not os.path.exists({trained!r}):
+        if time.monotonic() > until:
+            os._exit(99)
+        time.sleep(0.02)
+    drop(path)
+runfolder.drop_earlier = drop
+"""
+
+
+def test_hosts_do_not_wait_until_an_earlier_run_is_deleted(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After two minutes of silence they would take the desk for gone."""
+    trained = place.folder / "trained"
+    with (place.folder / "code" / "train.py").open("a") as script:
+        script.write(f"Path({str(trained)!r}).write_text('')\n")
+    (place.folder / "hook").mkdir()
+    (place.folder / "hook/sitecustomize.py").write_text(SLOW.format(trained=str(trained)))
+    path = f"{place.folder / 'hook'}:{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    earlier = place.folder / "run" / "node-x" / "opt/ml/model/weights"
+    earlier.parent.mkdir(parents=True)
+    earlier.write_text("")
+    (place.folder / "run/.muster-run").write_text("")
+    code, _, err = result(place.start("--overwrite", file="host-1"))
+    assert code == 0, err
+    assert not (place.folder / "run/.earlier").exists() and not earlier.exists()

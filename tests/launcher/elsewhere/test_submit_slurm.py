@@ -133,7 +133,10 @@ def test_a_job_that_waits_can_be_cancelled(desk: Desk) -> None:
     assert "queued" in desk.muster("submit", "--status", "waits")
     assert "may begin yet" in desk.muster("history", "remove", "waits", code=2)
     assert "may begin yet" in desk.submit("waits", "--hosts", "1", code=2)
-    desk.muster("submit", "--cancel", "waits")
+    theirs = {"SCANCEL_STATE": "RUNNING", "SCANCEL_NAME": "another", "POSIXLY_CORRECT": "1"}
+    typing = desk._replace(environ={**desk.environ, **theirs})
+    assert "queued" in typing.muster("submit", "--status", "waits")
+    typing.muster("submit", "--cancel", "waits")
     assert "stopped, exit code 143" in desk.muster("submit", "--status", "waits")
     assert "stopped, exit code 143" in desk.muster("history", "show", "waits")
     desk.muster("history", "remove", "waits")

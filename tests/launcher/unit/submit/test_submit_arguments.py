@@ -167,3 +167,17 @@ def test_what_no_engine_can_be_asked_is_refused_before_anything_is_submitted(
     assert main(["submit", "train.py", "--output", "run", *options]) == 2
     assert said in capsys.readouterr().err
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.parametrize("words", [["--follow", "train.py"], ["--status", "train.py"]])
+def test_a_script_that_an_option_took_for_a_run_is_no_missing_run(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("")
+    assert main(["submit", "--on", "slurm", *words]) == 2
+    said = capsys.readouterr().err
+    assert "is a command of its own" in said and "after its SCRIPT" in said, said

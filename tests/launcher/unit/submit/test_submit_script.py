@@ -256,6 +256,8 @@ def test_options_of_the_user_win_and_shared_nodes_are_not_taken_whole(tmp_path: 
         ({"settings": {"Partition": "x"}}, "no long option"),
         ({"settings": {"comment": "a\nb"}}, "more than one line"),
         ({"run": "/shared/a\\b"}, "no backslash"),
+        ({"run": "/shared/a\tb"}, "line break, printable"),
+        ({"run": "/shared/caf\udce9"}, "line break, printable"),
         ({"run": "/shared/a\nb"}, "no line break"),
         ({"kind": "pyxis"}, "says how an image is started"),
         ({"kind": "docker", "image": "x"}, "no way to start an image"),

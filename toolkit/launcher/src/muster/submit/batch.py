@@ -17,6 +17,7 @@ from typing import Any
 from muster.arguments import UsageError
 from muster.local.record.layout import BATCH_REQUESTS, SECRET
 from muster.submit import batch_job, client, folder
+from muster.submit.batch_job import check
 from muster.submit.values import (
     LOST,
     QUEUED,
@@ -39,11 +40,6 @@ _WORDS = {
     **dict.fromkeys(("STARTING", "RUNNING"), RUNNING),
     "SUCCEEDED": SUCCEEDED,
 }
-
-
-def check(job: Submission) -> None:
-    """See `SubmitTarget`."""
-    batch_job.check(job)
 
 
 def render(job: Submission) -> str:
@@ -71,8 +67,13 @@ def hand_over(job: Submission, text: str) -> Submitted:
     definition = made["jobDefinitionArn"]
     try:
         found = _answer(service, "submit_job", **asked["SubmitJob"], jobDefinition=definition)
-    except UsageError as error:
-        found = _taken(service, asked["SubmitJob"], definition, error)
+    except (UsageError, KeyboardInterrupt) as error:
+        lost = error if isinstance(error, UsageError) else _UnansweredError("interrupted")
+        found = _taken(service, asked["SubmitJob"], definition, lost)
+        if lost is not error:
+            with suppress(UsageError):  # else it is kept as any other
+                _end(service, found["jobId"])
+                raise
     where = {"region": service.meta.region_name, "definition": definition, "run": ""}
     return Submitted("batch", found["jobId"], job.name, job.request.hosts, job.run, where)
 
@@ -138,8 +139,11 @@ def _exit_code(told: dict[str, Any]) -> int | None:
 
 def cancel(job: Submitted) -> None:
     """Batch ends all nodes: SIGTERM, then SIGKILL after the time that its instances give."""
-    reason = "cancelled by muster submit"
-    _answer(_client("batch", job), "terminate_job", jobId=job.job_id, reason=reason)
+    _end(_client("batch", job), job.job_id)
+
+
+def _end(service: Any, job_id: str) -> None:
+    _answer(service, "terminate_job", jobId=job_id, reason="cancelled by muster submit")
 
 
 def tidy(job: Submitted) -> None:
@@ -205,7 +209,7 @@ class NodeLogs:
             about = {"logGroupName": LOG_GROUP, "logStreamName": stream}
             found = _answer(service, "get_log_events", **about, **more)
             for event in found["events"]:
-                sys.stdout.write(event["message"] + "\n")
+                sys.stdout.buffer.write(f"{event['message']}\n".encode(errors="replace"))
             sys.stdout.flush()
             self._tokens[stream] = found["nextForwardToken"]
             if found["nextForwardToken"] == token or not found["events"]:

@@ -89,8 +89,9 @@ def run(args: argparse.Namespace) -> int:
     of_a_run = [name for name in ("status", "follow", "cancel") if getattr(args, name)]
     if not of_a_run:
         return _submit(args)
-    if len(of_a_run) > 1 or args.script is not None or args.module is not None:
-        raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", "give nothing else")
+    if len(of_a_run) > 1 or args.script is not None or args.module is not None or args.on:
+        fix = "give nothing else; the --follow of a new job stands after its SCRIPT and options"
+        raise UsageError(f"--{of_a_run[-1]} RUN is a command of its own", fix)
     from muster.submit import folder
     from muster.submit.follow import follow, in_words, state_of
 
@@ -203,23 +204,24 @@ def _hand_over(args: argparse.Namespace, target: SubmitTarget, job: Submission) 
     request = job.request._replace(checkpoint=None) if args.on in OWN_FILES else job.request
     made = folder.make(request, args.command_line)
     job = job._replace(run=made.path, mark=secrets.token_hex(3))
-    try:
-        with _interrupting():
-            submitted = target.hand_over(job, target.render(job))
-    except BaseException:
-        runfolder.discard(made)
-        raise
-    if submitted.code is None:  # else it is over, and kept already
+    with _interrupting():
         try:
-            name = f"{submitted.engine} job {submitted.job_id}"
-            tell(f"muster submit: {name}, in {shown(made.path)}\n")
-            folder.keep(submitted)
-        except BaseException:  # nobody would find the job again
-            with suppress(UsageError):
-                target.cancel(submitted)
-                tell("muster submit: cancelled it\n")
+            submitted = target.hand_over(job, target.render(job))
+        except BaseException:
+            if folder.read(made.path) is None:  # else hosts have run it
                 runfolder.discard(made)
             raise
+        if submitted.code is None:  # else it is over, and kept already
+            try:
+                name = f"{submitted.engine} job {submitted.job_id}"
+                tell(f"muster submit: {name}, in {shown(made.path)}\n")
+                folder.keep(submitted)
+            except BaseException:  # nobody would find the job again
+                with suppress(UsageError):
+                    target.cancel(submitted)
+                    tell("muster submit: cancelled it\n")
+                    runfolder.discard(made)
+                raise
     runfolder.drop_earlier(made.path)
     os.close(made.lock)
     return submitted

@@ -17,6 +17,7 @@ from muster.local.record.runfolder import RunFolder
 from muster.local.request import Request
 from muster.submit.arguments import code_elsewhere
 from muster.submit.values import Submitted
+from muster.types import files
 from muster.types.files import read_object, write_whole
 from muster.types.run_files import SUMMARY
 from muster.version import __version__
@@ -28,16 +29,12 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
     """A locked run folder with the code packed, a secret, and the script's own variables. What an
     earlier run made is aside until `runfolder.drop_earlier`. Raises UsageError."""
     folder = runfolder.make_run_folder(request.program, request.output, request.overwrite)
+    undo = runfolder.leave
     try:
         if not code_elsewhere(request.source_dir):
             preparation.pack_source(request, folder, lambda: None)
         runfolder.set_aside(folder)
-    except BaseException as error:
-        runfolder.leave(folder)
-        if not isinstance(error, OSError):
-            raise
-        raise _unwritten(error) from None
-    try:
+        undo = runfolder.discard
         runfolder.begin(folder)
         write_command(folder, argv, SUBMIT)
         write_private(os.path.join(folder.path, SECRET), secrets.token_hex(32) + "\n")
@@ -45,7 +42,7 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
             environ = json.dumps(dict(request.environ))
             write_private(os.path.join(folder.path, ENVIRON), environ)
     except BaseException as error:
-        runfolder.discard(folder)
+        undo(folder)
         if not isinstance(error, OSError):
             raise
         raise _unwritten(error) from None
@@ -53,9 +50,11 @@ def make(request: Request, argv: tuple[str, ...]) -> RunFolder:
 
 
 def write_private(path: str, text: str) -> None:
-    """A file of mode 600. Raises OSError."""
-    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
-        file.write(text)
+    """A new file of mode 600. Raises UsageError."""
+    try:
+        files.write_private(path, text)
+    except OSError as error:
+        raise _unwritten(error) from None
 
 
 def source(run: str) -> str:

@@ -55,8 +55,7 @@ def follow(target: SubmitTarget, job: Submitted) -> int:
                 output.more()
                 time.sleep(LOOK_S)
     except KeyboardInterrupt:
-        name = shown(job.run)
-        tell(f"muster submit: the job goes on; muster submit --cancel {name} ends it\n")
+        tell(f"muster submit: the job goes on; muster submit --cancel {shown(job.run)} ends it\n")
         return INTERRUPTED
 
 

@@ -95,12 +95,11 @@ def hand_over(job: Submission, text: str) -> Submitted:
         with open(os.path.join(job.run, key), encoding="utf-8") as file:
             told[key] = file.read().strip()
     name, space = main["metadata"]["name"], main["metadata"].get("namespace", "")
-    where = {"kind": job.kind or "job", "run": ""}  # in a pod muster finds its only run
+    # no run: in a pod muster finds its only one
+    where = {"kind": job.kind or "job", "run": "", "namespace": space}
     code, out, _ = client.outcome(["kubectl", "config", "current-context"])
     if not code and out.strip():  # in a pod there is none
         where["context"] = out.strip()
-    if space:
-        where["namespace"] = space
     submitted = Submitted("kubernetes", name, job.name, job.request.hosts, job.run, where)
     whole = in_yaml(objects)
     create = [*_kubectl(submitted, "create"), "-f", "-"]

@@ -7,10 +7,10 @@ import re
 import shlex
 
 from muster.arguments import UsageError, tell
-from muster.local.record.layout import BATCH_SCRIPT, ENGINE_LOG
+from muster.local.record.layout import BATCH_SCRIPT, EARLIER, ENGINE_LOG
 from muster.submit import client, folder, slurm_script
 from muster.submit.follow import FileTail
-from muster.submit.slurm_script import render
+from muster.submit.slurm_script import check, render
 from muster.submit.values import (
     AGAIN,
     ENDED,
@@ -41,11 +41,6 @@ _SPELT = {"array": "SBATCH_ARRAY_INX", "mem": "SBATCH_MEM_PER_NODE", "time": "SB
 _SPELT["clusters"] = "SLURM_CLUSTERS"
 
 
-def check(job: Submission) -> None:
-    """See `SubmitTarget`."""
-    slurm_script.check(job)
-
-
 def hand_over(job: Submission, text: str) -> Submitted:
     """Keeps the script in the run folder, and gives it to sbatch."""
     path = os.path.join(job.run, BATCH_SCRIPT)
@@ -53,11 +48,13 @@ def hand_over(job: Submission, text: str) -> Submitted:
     try:
         said = client.answer(["sbatch", "--parsable", path], environ=_environ(job))
         rows = (line.strip() for line in reversed(said.splitlines()))  # a wrapper's own come first
-        found = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
+        found: str | None = next((row for row in rows if re.fullmatch(r"\d+(;\S+)?", row)), "")
         if not found:
             raise UsageError(f"sbatch said {client.in_a_sentence(said)!r}, not a job's number")
-    except UsageError:  # Slurm may have taken the job, and the answer was lost
-        if not (found := _taken(job)):
+    except UsageError as error:  # Slurm may have taken the job, and the answer was lost
+        if (found := _taken(job)) is None and not error.fix:
+            error.fix = f"look for {job.name} in the queue before you submit again: it may be there"
+        if not found:
             raise
     except KeyboardInterrupt:
         if not (found := _taken(job)) or _taken_back(found):
@@ -82,7 +79,7 @@ def _environ(job: Submission) -> dict[str, str]:
 def _taken_back(number: str) -> bool:
     """Whether the job of somebody who did not wait for its number has gone."""
     try:
-        client.answer(["scancel", number])
+        _end(number)
     except UsageError as error:
         tell(f"muster submit: {error.message}; the job stays in the queue\n")
         return False
@@ -90,15 +87,18 @@ def _taken_back(number: str) -> bool:
     return True
 
 
-def _taken(job: Submission) -> str:
-    """The number of the queued job that has this run folder, "" where there is none."""
+def _taken(job: Submission) -> str | None:
+    """The number of the queued job that has this run folder, "" where there is none, None where the
+    queue does not answer. An earlier one that had it may be there while its nodes tidy up."""
+    earlier = folder.read(os.path.join(job.run, EARLIER))
+    known = earlier.job_id if earlier else ""
     try:
         asked = ["squeue", "-h", f"--name={job.name}", "-o", "%i %Z"]
         said = client.answer(asked, environ=_environ(job))
         rows = (line.split(" ", 1) for line in said.splitlines())
-        return next((number for number, folder in rows if folder == job.run), "")
+        return next((number for number, at in rows if at == job.run and number != known), "")
     except (UsageError, ValueError):
-        return ""
+        return None
 
 
 def state(job: Submitted) -> JobState:
@@ -106,7 +106,7 @@ def state(job: Submitted) -> JobState:
     remembers. Accounting is not needed."""
     if job.code is not None:  # another job may have its number by now
         return JobState(word_of(job.code), job.code)
-    asked = ["squeue", *_cluster(job), "-h", "-j", job.job_id, "-o", "%T %r"]
+    asked = ["squeue", *_cluster(job), "-h", f"--jobs={job.job_id}", "-o", "%T %r"]
     code, out, err = client.outcome(asked)
     if code and "Invalid job id" not in err:
         raise UsageError(f"squeue: {client.in_a_sentence(err or out)}")
@@ -146,7 +146,13 @@ def _ended(job: Submitted, word: str, exit_code: str) -> tuple[str, int | None]:
 
 def cancel(job: Submitted) -> None:
     """By scancel: the cluster's KillWait is the time that ranks have."""
-    client.answer(["scancel", *_cluster(job), job.job_id])
+    _end(*_cluster(job), job.job_id)
+
+
+def _end(*words: str) -> None:
+    """Whatever somebody lets scancel leave alone, about which it says nothing."""
+    environ = {name: text for name, text in os.environ.items() if not name.startswith("SCANCEL_")}
+    client.answer(["scancel", *words], environ=environ)
 
 
 def tidy(job: Submitted) -> None:

@@ -34,7 +34,7 @@ _SHARES = ("cpus-per-task", "cpus-per-gpu", "oversubscribe", "exclusive", *_MEMO
 _BODY = Template("""\
 # Made by `muster submit`. `muster run` does on each node what `train` does on SageMaker: it decides
 # when the job ends, and with which code.
-unset $${!SQUEUE_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, and an outer job's
+unset $${!SQUEUE_@} $${!SCANCEL_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's taste, an outer job's
 export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
 # jobs may share a node: ports of this one's own, below those that the kernel gives away
@@ -42,7 +42,7 @@ at=$$((20000 + (SLURM_JOB_ID + 1000 * $${SLURM_RESTART_COUNT:-0}) % 6000 * 2))
 export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
 export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
-  end=$$(squeue -h -j "$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
+  end=$$(squeue -h --jobs="$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
   if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
     export SLURM_JOB_END_TIME="$$end"
   fi
@@ -50,7 +50,7 @@ fi
 if [ -n "$${SLURM_CPUS_PER_TASK:-}" ]; then export SRUN_CPUS_PER_TASK="$$SLURM_CPUS_PER_TASK"; fi
 
 goes_on() {  # not when somebody cancels the job; a queue that does not answer says nothing of it
-  state=$$(squeue -h -j "$$SLURM_JOB_ID" -o %T) || return 0
+  state=$$(squeue -h --jobs="$$SLURM_JOB_ID" -o %T) || return 0
   [ "$${state:-RUNNING}" = RUNNING ]
 }
 told=0
@@ -103,9 +103,10 @@ leave "$$code"
 
 def check(job: Submission) -> None:
     """Raises UsageError for options that sbatch cannot have, or that muster decides."""
-    if re.search(r"[\\\n\r]", job.run):  # at a backslash Slurm's names of files end or change
+    # at a backslash names of files end or change for Slurm; the rest the job itself would refuse
+    if "\\" in job.run or not job.run.isprintable():
         raise UsageError(
-            f"{job.run!r} cannot be a run folder at Slurm: no backslash and no line break",
+            f"{job.run!r} cannot be a run folder at Slurm: no backslash, no line break, printable",
             "name another folder with --output",
         )
     for name, value in job.settings.items():

@@ -181,6 +181,6 @@ def remove(run: Run, sure: bool) -> None:
     link = os.path.join(os.path.dirname(run.path), LATEST)
     if os.path.islink(link) and os.path.realpath(link) == run.path:
         os.unlink(link)
-    runfolder.discard(folder)
+    runfolder.discard(folder, kept=())
     if os.path.exists(run.path):
         raise UsageError(f"{run.path} could not be removed whole", "see whose files are in it")

@@ -146,11 +146,9 @@ def link_latest(folder: RunFolder) -> None:
     if runs != os.path.realpath(RUNS) or (os.path.lexists(link) and not os.path.islink(link)):
         return
     fresh = os.path.join(runs, f".latest-{os.getpid()}")
-    try:
+    with suppress(OSError):
         os.symlink(name, fresh)
         os.replace(fresh, link)
-    except OSError:
-        pass
 
 
 def clear(folder: RunFolder) -> None:
@@ -195,10 +193,11 @@ def leave(folder: RunFolder) -> None:
     _close_unused(folder)
 
 
-def discard(folder: RunFolder) -> None:
-    """Removes a run, as far as that can be done. One that was set aside for it is back then."""
+def discard(folder: RunFolder, kept: Sequence[str] = (EARLIER, MOVING)) -> None:
+    """Removes a run, as far as that can be done. One that was set aside for it, unless it goes,
+    too, is back then."""
     with suppress(OSError):
-        _empty(folder.path, (MARK, EARLIER, MOVING))
+        _empty(folder.path, (MARK, *kept))
     with suppress(OSError):
         _bring_back(folder.path)
     _close_unused(folder)
@@ -213,12 +212,10 @@ def drop_earlier(path: str) -> None:
 
 def _close_unused(folder: RunFolder) -> None:
     """Removes the folder if nothing but the mark is in it, and unlocks it."""
-    try:
+    with suppress(OSError):
         if os.listdir(folder.path) == [MARK]:
             os.unlink(os.path.join(folder.path, MARK))
             os.rmdir(folder.path)
-    except OSError:
-        pass
     os.close(folder.lock)
 
 
@@ -313,10 +310,10 @@ def is_free(path: str) -> bool:
 
 
 def _bring_back(path: str) -> None:
-    """A run that was set aside, in place of all else; one that was on its way, out or back, beside
-    what has stayed or come back. Raises OSError."""
-    earlier, moving = (os.path.join(path, name) for name in (EARLIER, MOVING))
-    if os.path.isdir(earlier):
+    """A run that was set aside, in place of all else but a job that was taken; one that was on its
+    way, out or back, beside what has stayed or come back. Raises OSError."""
+    earlier, moving, taken = (os.path.join(path, name) for name in (EARLIER, MOVING, SUBMITTED))
+    if os.path.isdir(earlier) and not os.path.exists(taken):
         _empty(path, (MARK, FRESH_SOURCE, EARLIER))
         os.rename(earlier, moving)
     if os.path.isdir(moving):

@@ -13,6 +13,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
+from threading import Thread
 
 from muster.arguments import UsageError, tell
 from muster.local import frames
@@ -77,7 +78,8 @@ class Attendance:
             self._connect()
             submitted = self._submitted()
             folder.keep(submitted)
-            runfolder.drop_earlier(self._job.run)
+            # may take minutes
+            Thread(target=lambda: runfolder.drop_earlier(self._job.run), daemon=True).start()
             for name in (layout.SECRET, layout.ENVIRON):  # all hosts have them
                 with suppress(OSError):
                     os.unlink(os.path.join(self._job.run, name))
