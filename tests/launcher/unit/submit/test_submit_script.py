@@ -161,20 +161,22 @@ def test_a_queue_that_does_not_answer_is_no_deadline(
 @pytest.mark.parametrize(
     ("number", "given", "ports"),
     [
-        ("7", {}, ("20014", "20015")),
-        ("8", {}, ("20016", "20017")),
-        ("67043327", {}, ("30654", "30655")),
-        ("7", {"MUSTER_CONTROL_PORT": "7776"}, ("7776", "20015")),
-        ("7", {"MUSTER_STORE_PORT": "7777"}, ("20014", "7777")),
+        ("7", {}, ("20056", "20057", "20058", "20059")),
+        ("8", {}, ("20064", "20065", "20066", "20067")),
+        ("67043327", {}, ("26616", "26617", "26618", "26619")),
+        ("7", {"MUSTER_CONTROL_PORT": "7776"}, ("7776", "20057", "20058", "20059")),
+        ("7", {"MUSTER_STORE_PORT": "7777"}, ("20056", "7777", "20058", "20059")),
+        ("7", {"MUSTER_PS_PORT": "2223"}, ("20056", "20057", "20058", "2223")),
     ],
 )
 def test_jobs_that_share_a_node_have_ports_of_their_own(
-    tmp_path: Path, number: str, given: dict[str, str], ports: tuple[str, str]
+    tmp_path: Path, number: str, given: dict[str, str], ports: tuple[str, ...]
 ) -> None:
     """The same on all nodes of a job, and below those that the kernel gives away."""
     _, seen = run_it(tmp_path, job(tmp_path), 0, SLURM_JOB_ID=number, **given)
     found = variables(seen)
-    assert (found["MUSTER_CONTROL_PORT"], found["MUSTER_STORE_PORT"]) == ports
+    names = ("CONTROL", "STORE", "WORKER", "PS")
+    assert tuple(found[f"MUSTER_{name}_PORT"] for name in names) == ports
 
 
 @pytest.mark.promise("E03")

@@ -82,7 +82,8 @@ def keep_code(job: Submitted, code: int) -> None:
     have the right to."""
     path = os.path.join(job.run, SUBMITTED)
     with suppress(OSError):
-        write_whole(path, json.dumps(read_object(path) | {"code": code}, indent=1) + "\n")
+        if document := read_object(path):  # else it could not be read just now
+            write_whole(path, json.dumps(document | {"code": code}, indent=1) + "\n")
 
 
 def find(name: str) -> Submitted:

@@ -38,9 +38,11 @@ unset $${!SQUEUE_@} $${!SCANCEL_@} $${!SRUN_@} SLURM_TIME_FORMAT  # somebody's t
 export SLURM_EXPORT_ENV=ALL  # else a site's --export=NONE is srun's as well
 $exports
 # jobs may share a node: ports of this one's own, below those that the kernel gives away
-at=$$((20000 + (SLURM_JOB_ID + 1000 * $${SLURM_RESTART_COUNT:-0}) % 6000 * 2))
+at=$$((20000 + (SLURM_JOB_ID + 1000 * $${SLURM_RESTART_COUNT:-0}) % 1500 * 8))
 export MUSTER_CONTROL_PORT="$${MUSTER_CONTROL_PORT:-$$at}"
 export MUSTER_STORE_PORT="$${MUSTER_STORE_PORT:-$$((at + 1))}"
+export MUSTER_WORKER_PORT="$${MUSTER_WORKER_PORT:-$$((at + 2))}"
+export MUSTER_PS_PORT="$${MUSTER_PS_PORT:-$$((at + 3))}"  # the first of a host's servers
 if [ -z "$${SLURM_JOB_END_TIME:-}" ]; then  # before Slurm 23 nobody sets it
   end=$$(squeue -h --jobs="$$SLURM_JOB_ID" -o %e)  # of an empty one date makes this day's beginning
   if [ -n "$$end" ] && end=$$(date +%s -d "$$end" 2>/dev/null); then
