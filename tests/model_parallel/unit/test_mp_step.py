@@ -137,7 +137,7 @@ def test_the_users_own_exception_comes_out_with_a_note() -> None:
         assert "end" not in recorder.events
         if sys.version_info >= (3, 11):
             (note,) = error.__notes__
-            assert "work, call 7, on rank 0, microbatch 2 of 0 to 3" in note
+            assert "work, call 7, on rank 0, microbatch 2 (of 4, counted from 0)" in note
         with pytest.raises(ValueError, match="bad batch"):
             work(torch.ones(4))  # it can be called again
 

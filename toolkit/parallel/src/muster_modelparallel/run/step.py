@@ -101,8 +101,8 @@ class StepFunction:
     def _annotate(self, error: BaseException, session: Session) -> None:
         place = f"call {self.calls}, on rank {session.mesh.rank}"
         if session.microbatch is not None:
-            last = session.microbatch.count - 1
-            place = f"{place}, microbatch {session.microbatch.index} of 0 to {last}"
+            index, count = session.microbatch.index, session.microbatch.count
+            place = f"{place}, microbatch {index} (of {count}, counted from 0)"
         add_note(error, f"in step function {self._name}, {place}")
 
     @property
