@@ -88,6 +88,7 @@ def trace(
         hollow,
         regions,
         sealed(recorder.events, regions),
+        {name: recorder.storage(b) for name, b in model.named_buffers()},
     )
 
 

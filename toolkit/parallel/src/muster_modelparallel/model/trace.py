@@ -139,7 +139,8 @@ class Trace:
     """One forward pass of a model.
 
     Storages are numbered in the order in which they were seen. `parameters` and `buffers` give the
-    name of theirs, as in `named_parameters` and `named_buffers`. `parts`: the modules in a module.
+    name of theirs, as in `named_parameters` and `named_buffers`; `left` the storages of the buffers
+    after the pass. `parts`: the modules in a module.
     `sealed`: modules that must stay whole, for what is in them is computed again (`regions`).
     """
 
@@ -156,6 +157,7 @@ class Trace:
     hollow: bool = False
     regions: tuple[Region, ...] = ()
     sealed: frozenset[str] = frozenset()
+    left: dict[str, int] = field(default_factory=dict)
 
     @property
     def tree(self) -> Any:

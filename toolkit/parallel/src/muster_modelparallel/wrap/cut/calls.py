@@ -94,6 +94,14 @@ class Holding:
             for name, _ in module.named_parameters()
         }
         self.tied = {name: held for name, held in self._holders.items() if len(held) > 1}
+        units = tuple(f"{call.path}." for call in split.calls)
+        for name, (writer, _) in split.buffers.items():
+            if writer >= 0 and not name.startswith(units) and len(set(rank_of)) < len(rank_of):
+                raise SplitError(
+                    f"buffer {name} is changed by code between modules, which runs in each stage: "
+                    "a rank with several of them would change it as often",
+                    "change it in a module of its own, or have one stage on each rank",
+                )
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The places of the ranks that hold a parameter, by its first name; the first one speaks
@@ -101,8 +109,13 @@ class Holding:
         return self._holders[parameter]
 
     def holder_of_buffer(self, name: str) -> int:
-        """The place of the rank whose buffer counts: that of its unit, else of the first stage."""
-        words = self._first_name.get(name, name).split(".")
+        """The place of the rank whose buffer counts: where it changes, else that of its unit, else
+        of the first stage."""
+        first = self._first_name.get(name, name)
+        writer, _ = self.split.buffers.get(first, (-1, ()))
+        if writer >= 0:
+            return self.rank_of[writer]
+        words = first.split(".")
         for length in range(len(words) - 1, -1, -1):
             path = ".".join(words[:length])
             if path in self._path_of:
@@ -214,6 +227,14 @@ class Calls:
                     f"a call of the model needs {elsewhere[0]} on stage {stage}, which does not "
                     "have it",
                     "train with such a call first, or use one partition",
+                )
+        for name, (writer, there) in self._holding.split.buffers.items():
+            readers = split.buffers.get(name, (-1, there))[1]
+            if writer >= 0 and readers - there:
+                raise SplitError(
+                    f"a call of the model reads buffer {name} on stage {min(readers - there)}, but "
+                    f"calls before changed it on stage {writer} alone",
+                    "read and change it in modules of one block, or use one partition",
                 )
         return self._made(split, seen.tree, seen.outputs)
 

@@ -1,0 +1,125 @@
+"""Checks of what a model keeps from one pass to the next, each run by all ranks of one job."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from muster_modelparallel.errors import SplitError
+from tests.model_parallel.steps.ranks_steps import (
+    MICROBATCHES,
+    WIDTH,
+    batch,
+    begin,
+    begin_with,
+    chain,
+    evaluate,
+    refused,
+    train,
+    train_whole,
+    wrapped,
+)
+from tests.model_parallel.support.checks import over, said_by
+from tests.model_parallel.support.ranks import give
+
+Glue = Callable[[Any, torch.Tensor], torch.Tensor]
+
+
+class Keeping(nn.Module):
+    """Its own forward changes buffers, before and after its blocks."""
+
+    def __init__(self, first: Glue, last: Glue) -> None:
+        super().__init__()
+        self.blocks = chain()
+        self.register_buffer("count", torch.tensor(0.0))
+        self.register_buffer("mean", torch.zeros(WIDTH))
+        self.first, self.last = first, last
+
+    def forward(self, x):
+        x = self.first(self, x)
+        for block in self.blocks:
+            x = block(x)
+        return self.last(self, x)
+
+
+def nothing(net, x):
+    return x
+
+
+def changed(net, x):
+    if net.training:
+        net.count += 1
+        net.mean = net.mean * 0.9 + x.detach().mean(0) * 0.1
+    return x
+
+
+def changed_and_used(net, x):
+    return changed(net, x) * (1 + net.count) - net.mean
+
+
+def used(net, x):
+    return x * (1 + net.count) - net.mean
+
+
+def used_in_evaluation(net, x):
+    return x if net.training else used(net, x)
+
+
+def states_agree(model, whole) -> None:
+    found = model.state_dict()
+    for name, value in whole.state_dict().items():
+        torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
+
+
+def buffers_that_forward_itself_changes_are_those_of_one_process() -> None:
+    for first, last in [
+        (nothing, changed),
+        (nothing, changed_and_used),
+        (changed_and_used, used_in_evaluation),
+        (changed_and_used, used),
+    ]:
+        begin()
+        model, whole = wrapped(Keeping(first, last))
+        for _ in range(2):
+            x, y = batch()
+            loss = train(model, x, y).reduce_mean()
+            torch.testing.assert_close(loss, train_whole(whole, x, y), msg=str((first, last)))
+        states_agree(model, whole)
+        for one in (model, whole):
+            one.eval()
+        with torch.no_grad():
+            wanted = torch.cat([whole(part) for part in x.chunk(MICROBATCHES)])
+            torch.testing.assert_close(evaluate(model, x).concat(), wanted)
+
+
+def a_buffer_that_is_changed_on_another_stage_than_read_is_refused() -> None:
+    model, _ = wrapped(Keeping(used, changed))
+    with refused("buffer count, which is read and then changed", SplitError):
+        train(model, *batch())
+    begin()
+    model, _ = wrapped(Keeping(used_in_evaluation, changed))
+    train(model, *batch())
+    model.eval()
+    with refused("reads buffer count on stage 0, but", SplitError), torch.no_grad():
+        evaluate(model, batch()[0])
+
+
+def a_buffer_that_each_stage_of_a_rank_would_change_is_refused() -> None:
+    begin_with(pipeline="Interleaved1F1B")
+    model, _ = wrapped(Keeping(changed_and_used, used))
+    with refused("buffer count is changed by code between modules", SplitError):
+        train(model, *batch())
+
+
+CHECKS = (
+    buffers_that_forward_itself_changes_are_those_of_one_process,
+    a_buffer_that_is_changed_on_another_stage_than_read_is_refused,
+    a_buffer_that_each_stage_of_a_rank_would_change_is_refused,
+)
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    give(said_by(CHECKS, begin, over))
