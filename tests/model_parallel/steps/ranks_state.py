@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -114,7 +115,35 @@ def a_buffer_that_each_stage_of_a_rank_would_change_is_refused() -> None:
         train(model, *batch())
 
 
+class Remembering(nn.Module):
+    """Adds to its input what it has kept of its output, or of its input."""
+
+    def __init__(self, of_output: bool) -> None:
+        super().__init__()
+        self.blocks = chain()
+        self.of_output = of_output
+        self.before = None
+
+    def forward(self, x):
+        before, found = self.before, x if self.before is None else x + self.before.mean()
+        for block in self.blocks:
+            found = block(found)
+        self.before = (found if self.of_output else x).detach()
+        return found if before is None else found + before.mean()
+
+
+def what_forward_itself_keeps_is_that_of_one_process_or_nan() -> None:
+    for of_output in (False, True):
+        begin()
+        model, whole = wrapped(Remembering(of_output))
+        for _ in range(2):
+            x, y = batch()
+            found, wanted = train(model, x, y).reduce_mean(), train_whole(whole, x, y)
+            torch.testing.assert_close(found, wanted + math.nan, equal_nan=True)
+
+
 CHECKS = (
+    what_forward_itself_keeps_is_that_of_one_process_or_nan,
     buffers_that_forward_itself_changes_are_those_of_one_process,
     a_buffer_that_is_changed_on_another_stage_than_read_is_refused,
     a_buffer_that_each_stage_of_a_rank_would_change_is_refused,

@@ -19,7 +19,7 @@ class Split:
     hold, whose gradients are added up; `loose`: names that are used outside of units. `buffers`: by
     name, the stage where it changes, or -1, and those where it is read or changed. `bounds`: of
     each call, `watched`: of the calls of other modules, by path, at which random numbers begin
-    anew.
+    anew. `kept`: the stages where what an attribute holds after a pass is right.
     """
 
     calls: tuple[UnitCall, ...]
@@ -30,6 +30,7 @@ class Split:
     cloned: frozenset[Origin]
     loose: frozenset[str] = frozenset()
     buffers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    kept: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     bounds: tuple[Bounds, ...] = ()
     watched: Mapping[str, tuple[Bounds, ...]] = field(default_factory=dict)
 
@@ -155,5 +156,18 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
         {
             name: ((*stages, -1)[writer], frozenset((*stages, parts - 1)[at] for at in readers))
             for name, (writer, readers) in graph.buffers.items()
+        },
+        {
+            name: frozenset(
+                stage
+                for stage in range(stages[writer], parts)
+                if all(
+                    s in received[stage]
+                    if s.owner >= 0 and stages[s.owner] != stage
+                    else s.kind != "parameter" or graph.names[s.leaf] in parameters[stage]
+                    for s in sources
+                )
+            )
+            for name, (writer, sources) in graph.kept.items()
         },
     )

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from muster_modelparallel.model.nests import leaves, map_tensors
-from muster_modelparallel.model.trace import Meta, is_opaque
+from muster_modelparallel.model.trace import OF_TORCH, Meta, is_opaque
 
 Kept = tuple[nn.Module, str, Any]
 """A module's attribute that holds tensors, of which only the shapes are there."""
@@ -66,7 +66,7 @@ class PassState:
             (module, name, map_tensors(_shape, value))
             for module, before in self.attributes
             for name, value in module.__dict__.items()
-            if name not in _OF_TORCH and value is not before.get(name) and _is_of_tensors(value)
+            if name not in OF_TORCH and value is not before.get(name) and _is_of_tensors(value)
         )
 
     def _restore_attributes(self) -> None:
@@ -77,9 +77,6 @@ class PassState:
         for container, held in self.containers:
             container.clear()
             (container.update if isinstance(container, (dict, set)) else container.extend)(held)
-
-
-_OF_TORCH = frozenset(nn.Module().__dict__)
 
 
 def _is_of_tensors(value: Any) -> bool:
@@ -98,7 +95,7 @@ def _containers(model: nn.Module) -> Iterator[Any]:
         value
         for module in model.modules()
         for name, value in module.__dict__.items()
-        if name not in _OF_TORCH
+        if name not in OF_TORCH
     ]
     while left:
         value = left.pop()

@@ -12,8 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from muster_modelparallel.model.nests import leaves
+
+OF_TORCH = frozenset(nn.Module().__dict__)
+"""Attributes that each module has."""
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, type,
@@ -140,7 +144,9 @@ class Trace:
 
     Storages are numbered in the order in which they were seen. `parameters` and `buffers` give the
     name of theirs, as in `named_parameters` and `named_buffers`; `left` the storages of the buffers
-    after the pass. `parts`: the modules in a module.
+    after the pass, `kept` those of other tensors that modules then hold, by path and attribute,
+    and before which event they were set.
+    `parts`: the modules in a module.
     `sealed`: modules that must stay whole, for what is in them is computed again (`regions`).
     """
 
@@ -158,6 +164,7 @@ class Trace:
     regions: tuple[Region, ...] = ()
     sealed: frozenset[str] = frozenset()
     left: dict[str, int] = field(default_factory=dict)
+    kept: dict[tuple[str, str], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def tree(self) -> Any:

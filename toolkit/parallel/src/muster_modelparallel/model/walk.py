@@ -89,6 +89,7 @@ class Graph:
 
     `cloned`: values that somebody changes in place after their unit returned them. `buffers`: by
     name, the call with which it changes, or -1, and the places in `needs` that read or change it.
+    `kept`: the call after which an attribute of a module holds what it does then, and its sources.
     """
 
     calls: tuple[UnitCall, ...]
@@ -98,6 +99,7 @@ class Graph:
     opened: frozenset[str]
     names: tuple[str, ...]
     buffers: dict[str, tuple[int, frozenset[int]]]
+    kept: dict[tuple[str, str], tuple[int, Origins]]
 
     def cuts(self) -> list[int]:
         """The calls before which the chain may be cut."""
@@ -260,6 +262,17 @@ class _Walk:
             self._opened,
             self._names,
             buffers,
+            {
+                name: (
+                    max(
+                        sum(call.first < at for call in self._calls) - 1,
+                        *(self._touched.get(one, 0) for one in held),
+                    ),
+                    self._of(held),
+                )
+                for name, (at, held) in self._trace.kept.items()
+                if held
+            },
         )
 
     def _recomputed(self, last: int) -> Iterator[Bound]:

@@ -3,6 +3,7 @@ exchanges with the other stages."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from muster_modelparallel.run.pipeline.undelivered import Fetch, Undelivered
 if TYPE_CHECKING:
     from muster_modelparallel.wrap.shard.sharding import Sharding
 
+_log = logging.getLogger("muster_modelparallel")
 _MOST = 16  # kinds of calls that are remembered
 
 
@@ -94,9 +96,9 @@ class Holding:
             for name, _ in module.named_parameters()
         }
         self.tied = {name: held for name, held in self._holders.items() if len(held) > 1}
-        units = tuple(f"{call.path}." for call in split.calls)
+        self._units = tuple(f"{call.path}." for call in split.calls)
         for name, (writer, _) in split.buffers.items():
-            if writer >= 0 and not name.startswith(units) and len(set(rank_of)) < len(rank_of):
+            if writer >= 0 and not self.within(name) and len(set(rank_of)) < len(rank_of):
                 raise SplitError(
                     f"buffer {name} is changed by code between modules, which runs in each stage: "
                     "a rank with several of them would change it as often",
@@ -127,6 +129,10 @@ class Holding:
         of any rank."""
         about = self.places(paths)
         return not about or self.place in about
+
+    def within(self, path: str) -> bool:
+        """Whether it is in a unit, or one."""
+        return f"{path}.".startswith(self._units)
 
     def places(self, paths: Iterable[str]) -> set[int]:
         """Those of the ranks with a unit that is a module of these names, in it or around it."""
@@ -258,7 +264,8 @@ class Calls:
 
 def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Kept]:
     """What the passes of other ranks' units keep, as tensors that raise where they are read: here
-    they would be old values, or none."""
+    they would be old values, or none. What code between units keeps is NaN where it is not right,
+    for that code runs here, too: what it makes of it need not count here."""
     paths: dict[nn.Module, list[str]] = {}
     for path, one in module.named_modules(remove_duplicate=False):
         paths.setdefault(one, []).append(path)
@@ -267,6 +274,16 @@ def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Ke
             places = " and ".join(map(str, sorted(holding.places(paths[one]))))
             refuse = partial(_refuse, f"{paths[one][0]}.{name}", places)
             yield one, name, map_tensors(partial(_unread, refuse), value)
+            continue
+        right = {holding.rank_of[at] for at in holding.split.kept.get((paths[one][0], name), ())}
+        is_often = holding.rank_of.count(holding.place) > 1 and not holding.within(paths[one][0])
+        if holding.place not in right or is_often:
+            _log.warning(
+                "%s.%s, which forward sets outside of the modules that are cut, cannot be right on "
+                "this rank of the pipeline, and reads as NaN here: let forward return it, or a "
+                "module of its own keep it", paths[one][0] or type(one).__qualname__, name,
+            )  # fmt: skip
+            yield one, name, map_tensors(lambda tensor: hollow(tensor, math.nan), value)
 
 
 def _unread(refuse: Fetch, shape: torch.Tensor) -> torch.Tensor:
