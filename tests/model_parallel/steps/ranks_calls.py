@@ -78,6 +78,21 @@ def backward_without_a_call_that_has_gradients_is_refused() -> None:
         step(model, batch()[0])
 
 
+def a_call_without_gradients_where_steps_before_trained_is_refused() -> None:
+    model, _ = wrapped(chain())
+
+    @smp.step
+    def step(model, x, y, is_late):
+        if is_late:
+            without(model, x)
+        loss = (model(x) - y).square().mean()
+        model.backward(loss)
+
+    step(model, *batch(), False)
+    with refused("called the model without gradients where steps before trained"):
+        step(model, *batch(), True)
+
+
 def layers_may_be_unfrozen_and_frozen_between_steps() -> None:
     net = chain()
     net[:4].requires_grad_(False)
@@ -109,6 +124,7 @@ CHECKS = (
     a_call_without_gradients_may_stand_beside_one_that_trains,
     backward_without_a_call_that_has_gradients_is_refused,
     layers_may_be_unfrozen_and_frozen_between_steps,
+    a_call_without_gradients_where_steps_before_trained_is_refused,
 )
 
 if __name__ == "__main__":
