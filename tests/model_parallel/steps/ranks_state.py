@@ -142,7 +142,25 @@ def what_forward_itself_keeps_is_that_of_one_process_or_nan() -> None:
             torch.testing.assert_close(found, wanted + math.nan, equal_nan=True)
 
 
+def filled_once(net, x):
+    if net.mask is None:
+        net.mask = torch.arange(WIDTH) + x.detach()[:1] * 0
+    return x * net.mask
+
+
+def a_buffer_that_the_first_pass_fills_is_that_of_one_process() -> None:
+    net = Keeping(filled_once, nothing)
+    net.register_buffer("mask", None)
+    model, whole = wrapped(net)
+    for _ in range(2):
+        x, y = batch()
+        found = train(model, x, y).reduce_mean()
+        torch.testing.assert_close(found, train_whole(whole, x, y))
+    states_agree(model, whole)
+
+
 CHECKS = (
+    a_buffer_that_the_first_pass_fills_is_that_of_one_process,
     what_forward_itself_keeps_is_that_of_one_process_or_nan,
     buffers_that_forward_itself_changes_are_those_of_one_process,
     a_buffer_that_is_changed_on_another_stage_than_read_is_refused,

@@ -26,7 +26,7 @@ class PassState:
     saved those.
     """
 
-    buffers: tuple[tuple[nn.Module, str, torch.Tensor], ...]
+    buffers: tuple[tuple[nn.Module, str, torch.Tensor | None], ...]
     attributes: tuple[tuple[nn.Module, dict[str, Any]], ...]
     containers: tuple[tuple[Any, Any], ...]
 
@@ -37,7 +37,6 @@ class PassState:
                 (module, name, buffer)
                 for module in model.modules()
                 for name, buffer in module._buffers.items()
-                if buffer is not None
             ),
             tuple((module, _plain(module)) for module in model.modules()),
             tuple((one, one.copy()) for one in _containers(model)),
@@ -49,9 +48,9 @@ class PassState:
         torch.clear_autocast_cache()
         copies: dict[int, torch.Tensor] = {}
         for module, name, buffer in self.buffers:
-            if id(buffer) not in copies:
+            if buffer is not None and id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
-            module._buffers[name] = copies[id(buffer)]
+            module._buffers[name] = copies.get(id(buffer))
         self._restore_attributes()
 
     def restore(self) -> None:
