@@ -476,7 +476,8 @@ class DistributedModel(WholeLayers):
             return
         if not torch.is_grad_enabled():  # a look at the model may be one rank's alone
             return
-        buffers = list(self.local_buffers())
+        stages, named = self._stages, self.module.named_buffers()
+        buffers = [one for name, one in named if stages is None or stages.uses_buffer(name)]
         if buffers:
             broadcast_tensors(buffers, self._group)
 

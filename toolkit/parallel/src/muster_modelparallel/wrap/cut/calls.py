@@ -124,6 +124,12 @@ class Holding:
                 return self.rank_of[self._path_of[path]]
         return self.rank_of[0]
 
+    def uses_buffer(self, name: str) -> bool:
+        """Whether this rank's buffer counts, or is read here and changes."""
+        writer, readers = self.split.buffers.get(self._first_name.get(name, name), (-1, ()))
+        here = writer >= 0 and self.place in {self.rank_of[stage] for stage in readers}
+        return here or self.holds_buffer(name)
+
     def runs(self, paths: Iterable[str]) -> bool:
         """Whether a unit of this rank is a module of these names, in it or around it; or none is,
         of any rank."""
