@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+import muster_modelparallel as smp
 from muster_modelparallel.errors import SplitError
 from tests.model_parallel.steps.ranks_steps import (
     MICROBATCHES,
@@ -142,6 +144,31 @@ def what_forward_itself_keeps_is_that_of_one_process_or_nan() -> None:
             torch.testing.assert_close(found, wanted + math.nan, equal_nan=True)
 
 
+class Counting(nn.Module):
+    """Reads a number at its begin that it changes at its end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = chain()
+        self.count = 0
+
+    def forward(self, x):
+        found = self.blocks(x * (1 + self.count))
+        self.count += 1
+        return found
+
+
+def a_number_that_a_stage_does_not_see_change_is_named() -> None:
+    said: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: said.append(record.getMessage())
+    logging.getLogger("muster_modelparallel").addHandler(handler)
+    model, _ = wrapped(Counting())
+    train(model, *batch())
+    found = [line for line in said if line.startswith("Counting.count, which forward sets")]
+    assert len(found) == (smp.pp_rank() == 0), said
+
+
 def filled_once(net, x):
     if net.mask is None:
         net.mask = torch.arange(WIDTH) + x.detach()[:1] * 0
@@ -160,6 +187,7 @@ def a_buffer_that_the_first_pass_fills_is_that_of_one_process() -> None:
 
 
 CHECKS = (
+    a_number_that_a_stage_does_not_see_change_is_named,
     a_buffer_that_the_first_pass_fills_is_that_of_one_process,
     what_forward_itself_keeps_is_that_of_one_process_or_nan,
     buffers_that_forward_itself_changes_are_those_of_one_process,

@@ -100,6 +100,7 @@ def trace(
             for path, module in modules.items()
             for name, value in vars(module).items()
             if name not in OF_TORCH
+            if (id(module), name) in recorder.set_at or tensors(value)
         },
     )
 

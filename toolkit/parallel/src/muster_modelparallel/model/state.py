@@ -14,7 +14,7 @@ from muster_modelparallel.model.nests import leaves, map_tensors
 from muster_modelparallel.model.trace import OF_TORCH, Meta, is_opaque
 
 Kept = tuple[nn.Module, str, Any]
-"""A module's attribute that holds tensors, of which only the shapes are there."""
+"""A module's attribute with what it holds; of tensors only the shapes are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class PassState:
         self._restore_attributes()
 
     def kept(self) -> tuple[Kept, ...]:
-        """The attributes that a pass has set to tensors since, or to containers of such."""
+        """The attributes that a pass has set since: to tensors, containers of such, or numbers."""
         return tuple(
             (module, name, map_tensors(_shape, value))
             for module, before in self.attributes
             for name, value in module.__dict__.items()
-            if name not in OF_TORCH and value is not before.get(name) and _is_of_tensors(value)
+            if name not in OF_TORCH and value is not before.get(name) and _is_kept(value)
         )
 
     def _restore_attributes(self) -> None:
@@ -78,9 +78,11 @@ class PassState:
             (container.update if isinstance(container, (dict, set)) else container.extend)(held)
 
 
-def _is_of_tensors(value: Any) -> bool:
+def _is_kept(value: Any) -> bool:
     found = [one for one in leaves(value) if isinstance(one, torch.Tensor)]
-    return bool(found) and all(one.layout == torch.strided for one in found)
+    if not found:
+        return type(value) in (int, float)
+    return all(one.layout == torch.strided for one in found)
 
 
 def _shape(tensor: torch.Tensor) -> torch.Tensor:

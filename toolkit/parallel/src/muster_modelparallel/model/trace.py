@@ -144,8 +144,8 @@ class Trace:
 
     Storages are numbered in the order in which they were seen. `parameters` and `buffers` give the
     name of theirs, as in `named_parameters` and `named_buffers`; `left` the storages of the buffers
-    after the pass, `kept` those of other tensors that modules then hold, by path and attribute,
-    and before which event they were set.
+    after the pass, `kept` those of what modules then hold as attributes, by path and name, and
+    before which event it was set.
     `parts`: the modules in a module.
     `sealed`: modules that must stay whole, for what is in them is computed again (`regions`).
     """

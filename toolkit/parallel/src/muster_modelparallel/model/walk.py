@@ -265,13 +265,12 @@ class _Walk:
             {
                 name: (
                     max(
-                        sum(call.first < at for call in self._calls) - 1,
-                        *(self._touched.get(one, 0) for one in held),
+                        [0, sum(call.first < at for call in self._calls) - 1]
+                        + [self._touched.get(one, 0) for one in held]
                     ),
                     self._of(held),
                 )
                 for name, (at, held) in self._trace.kept.items()
-                if held
             },
         )
 

@@ -271,12 +271,16 @@ class Calls:
 def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Kept]:
     """What the passes of other ranks' units keep, as tensors that raise where they are read: here
     they would be old values, or none. What code between units keeps is NaN where it is not right,
-    for that code runs here, too: what it makes of it need not count here."""
+    for that code runs here, too: what it makes of it need not count here. Numbers stay what they
+    are."""
     paths: dict[nn.Module, list[str]] = {}
     for path, one in module.named_modules(remove_duplicate=False):
         paths.setdefault(one, []).append(path)
     for one, name, value in found.kept:
+        is_number = isinstance(value, (int, float))
         if not holding.runs(paths[one]):
+            if is_number:
+                continue
             places = " and ".join(map(str, sorted(holding.places(paths[one]))))
             refuse = partial(_refuse, f"{paths[one][0]}.{name}", places)
             yield one, name, map_tensors(partial(_unread, refuse), value)
@@ -286,10 +290,12 @@ def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Ke
         if holding.place not in right or is_often:
             _log.warning(
                 "%s.%s, which forward sets outside of the modules that are cut, cannot be right on "
-                "this rank of the pipeline, and reads as NaN here: let forward return it, or a "
+                "this rank of the pipeline, and reads as %s here: let forward return it, or a "
                 "module of its own keep it", paths[one][0] or type(one).__qualname__, name,
+                "another number" if is_number else "NaN",
             )  # fmt: skip
-            yield one, name, map_tensors(lambda tensor: hollow(tensor, math.nan), value)
+            if not is_number:
+                yield one, name, map_tensors(lambda tensor: hollow(tensor, math.nan), value)
 
 
 def _unread(refuse: Fetch, shape: torch.Tensor) -> torch.Tensor:
