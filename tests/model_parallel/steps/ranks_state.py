@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 import math
+import tempfile
 from collections.abc import Callable
 from typing import Any
 
@@ -20,6 +22,7 @@ from tests.model_parallel.steps.ranks_steps import (
     begin_with,
     chain,
     evaluate,
+    everyones,
     refused,
     train,
     train_whole,
@@ -96,6 +99,27 @@ def buffers_that_forward_itself_changes_are_those_of_one_process() -> None:
         with torch.no_grad():
             wanted = torch.cat([whole(part) for part in x.chunk(MICROBATCHES)])
             torch.testing.assert_close(evaluate(model, x).concat(), wanted)
+
+
+def buffers_that_are_loaded_come_to_all_stages_that_read_them() -> None:
+    folder = everyones(tempfile.mkdtemp())[0]
+    for kind in ("state_dict", "full", "partial", "pieces"):
+        begin()
+        model, whole = wrapped(Keeping(changed_and_used, used))
+        given = batch()
+        train(model, *given)
+        train_whole(whole, *given)
+        options = {"in_pieces": True} if kind == "pieces" else {"partial": kind == "partial"}
+        state = copy.deepcopy(model.state_dict())
+        smp.save_checkpoint(folder, kind, model=model, **options)
+        train(model, *batch())
+        if kind == "state_dict":
+            model.load_state_dict(state)
+        else:
+            smp.resume_from_checkpoint(folder, kind, partial=kind != "full")
+        x, y = batch()
+        loss = train(model, x, y).reduce_mean()
+        torch.testing.assert_close(loss, train_whole(whole, x, y), msg=kind)
 
 
 def a_buffer_that_is_changed_on_another_stage_than_read_is_refused() -> None:
@@ -187,6 +211,7 @@ def a_buffer_that_the_first_pass_fills_is_that_of_one_process() -> None:
 
 
 CHECKS = (
+    buffers_that_are_loaded_come_to_all_stages_that_read_them,
     a_number_that_a_stage_does_not_see_change_is_named,
     a_buffer_that_the_first_pass_fills_is_that_of_one_process,
     what_forward_itself_keeps_is_that_of_one_process_or_nan,
