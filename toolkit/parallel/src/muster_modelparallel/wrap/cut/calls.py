@@ -182,7 +182,12 @@ class Calls:
         self._module = module
         self._sharding = sharding
         self._holding = holding
-        self._opened = found.graph.opened
+        units = {module.get_submodule(call.path) for call in found.graph.calls}
+        self._opened = found.graph.opened | {  # another call may go through a list of units
+            path
+            for path, one in module.named_modules()
+            if not units.isdisjoint({*one.modules()} - {one})
+        }
         self._stage_of = {
             unit.name: stage
             for unit, stage in zip(found.graph.calls, holding_stages(found, holding), strict=True)
@@ -233,8 +238,15 @@ class Calls:
                 "each stage must have work in every call; use fewer partitions",
             )
         for stage, needed in enumerate(split.parameters):
-            elsewhere = sorted(needed - self._holding.split.parameters[stage])
-            if elsewhere and stage:  # the first stage has those that nobody uses
+            used = split.loose.union(
+                *(
+                    unit.parameters
+                    for unit, at in zip(split.calls, split.stages, strict=True)
+                    if at == stage
+                )
+            )
+            elsewhere = sorted(needed & used - self._holding.split.parameters[stage])
+            if elsewhere:  # the first stage also needs those that nobody uses
                 raise SplitError(
                     f"a call of the model needs {elsewhere[0]} on stage {stage}, which does not "
                     "have it",
