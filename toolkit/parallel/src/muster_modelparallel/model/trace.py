@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.nests import leaves
 
 OF_TORCH = frozenset(nn.Module().__dict__)
@@ -42,6 +43,13 @@ class Meta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Meta:
+        """Raises SplitError for a nested one."""
+        if tensor.is_nested and tensor.layout == torch.strided:
+            raise SplitError(
+                "a module takes or returns a nested tensor, as torch's TransformerEncoder gives "
+                "its layers in evaluation with a padding mask: it has no shape to make room for",
+                "build nn.TransformerEncoder with enable_nested_tensor=False",
+            )
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
             tensor.requires_grad,
