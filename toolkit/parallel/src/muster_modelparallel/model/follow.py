@@ -119,7 +119,8 @@ class _Recorder(OperatorMode):
 
     @contextmanager
     def seeing_attributes(self) -> Iterator[None]:
-        """Inside, what modules set as attributes is seen."""
+        """Inside, what modules set as attributes is seen: the memory alone does not tell when, for
+        a tensor may be kept long after it was made."""
         real = nn.Module.__setattr__
 
         def seen(module: nn.Module, name: str, value: Any) -> None:

@@ -158,6 +158,8 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
             for name, (writer, readers) in graph.buffers.items()
         },
         {
+            # a stage that ends before the attribute is set never sees it; a later one runs that
+            # code again, and makes what it should where it has all that it is made of
             name: frozenset(
                 stage
                 for stage in range(stages[writer], parts)

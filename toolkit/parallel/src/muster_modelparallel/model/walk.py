@@ -206,7 +206,12 @@ class _Walk:
 
     def _follow_buffers(self) -> None:
         """What a buffer comes to hold must be right on the stage where it does, and wherever it is
-        read in the next pass; from the step's arguments alone it is right on all that follow."""
+        read in the next pass; from the step's arguments alone it is right on all that follow.
+
+        A stage runs the code between units up to its own end, so it sees each change before that,
+        and makes it of what it has. A reader before the change must lie on the stage that makes it:
+        `graph` ties the two.
+        """
         changed: dict[Origin, int] = {}
         for at, storage in enumerate(self._trace.left.values()):
             if storage in self._touched:
