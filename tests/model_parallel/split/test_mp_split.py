@@ -320,6 +320,15 @@ def test_fewer_units_than_stages_are_refused_with_the_reason():
         probe(Sided(), (IDS,), {}, 4, timing=False)
 
 
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_a_nested_tensor_is_refused_with_the_reason():
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    padded = torch.tensor([[False, True], [False, False]])
+    with torch.no_grad(), pytest.raises(SplitError, match="enable_nested_tensor=False"):
+        probe(model, (torch.ones(2, 2, 8),), {"src_key_padding_mask": padded}, 2, timing=False)
+
+
 def test_a_model_that_calls_other_units_than_the_probe_saw_is_stopped():
     class Skips(Chain):
         skipped = 9

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+from functools import reduce
 
 import torch
+from torch import nn
 
 import muster_modelparallel as smp
 from tests.model_parallel.steps.ranks_steps import (
@@ -12,6 +14,7 @@ from tests.model_parallel.steps.ranks_steps import (
     batch,
     begin,
     chain,
+    evaluate,
     refused,
     train,
     train_whole,
@@ -78,6 +81,47 @@ def backward_without_a_call_that_has_gradients_is_refused() -> None:
         step(model, batch()[0])
 
 
+def a_call_without_gradients_where_steps_before_trained_is_refused() -> None:
+    model, _ = wrapped(chain())
+
+    @smp.step
+    def step(model, x, y, is_late):
+        if is_late:
+            without(model, x)
+        loss = (model(x) - y).square().mean()
+        model.backward(loss)
+
+    step(model, *batch(), False)
+    with refused("called the model without gradients where steps before trained"):
+        step(model, *batch(), True)
+
+
+class Listed(nn.Module):
+    """Calls its layers itself to train, and a list of them to evaluate."""
+
+    def __init__(self, is_same: bool) -> None:
+        super().__init__()
+        self.layers = chain()
+        self.also = self.layers if is_same else nn.Sequential(*self.layers)
+        self.head = chain()[0]
+
+    def forward(self, x):
+        if self.training:
+            return self.head(reduce(lambda x, layer: layer(x), self.layers, x))
+        return self.head(self.also(x))
+
+
+def evaluation_may_call_a_list_of_the_layers_that_training_calls() -> None:
+    for is_same in (True, False):
+        begin()
+        model, whole = wrapped(Listed(is_same))
+        train(model, *batch())
+        x, _ = batch()
+        with torch.no_grad():
+            found = evaluate(model.eval(), x).concat()
+            torch.testing.assert_close(found, whole.eval()(x))
+
+
 def layers_may_be_unfrozen_and_frozen_between_steps() -> None:
     net = chain()
     net[:4].requires_grad_(False)
@@ -106,9 +150,11 @@ def layers_may_be_unfrozen_and_frozen_between_steps() -> None:
 
 
 CHECKS = (
+    evaluation_may_call_a_list_of_the_layers_that_training_calls,
     a_call_without_gradients_may_stand_beside_one_that_trains,
     backward_without_a_call_that_has_gradients_is_refused,
     layers_may_be_unfrozen_and_frozen_between_steps,
+    a_call_without_gradients_where_steps_before_trained_is_refused,
 )
 
 if __name__ == "__main__":

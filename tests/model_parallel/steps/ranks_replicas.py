@@ -126,7 +126,28 @@ def with_two_stages_on_a_rank_the_first_ones_gradients_come_last() -> None:
     assert not any(started[:-1]) and started[-1] >= later, (started, later)
 
 
+class Centred(nn.Module):
+    """Both its ends use the mean of its inputs so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = layers()
+        self.register_buffer("mean", torch.zeros(WIDTH))
+
+    def forward(self, x):
+        self.mean.lerp_(x.detach().mean(0), 0.1)
+        return self.layers(x - self.mean) + self.mean
+
+
+def all_stages_that_read_a_buffer_have_that_of_the_first_replica() -> None:
+    _, model = gradients(Centred(), 3)
+    model._broadcast_buffers()
+    means = smp.allgather(model.module.mean.tolist(), smp.WORLD)
+    assert all(mean == means[0] for mean in means), means
+
+
 CHECKS = (
+    all_stages_that_read_a_buffer_have_that_of_the_first_replica,
     gradients_are_the_same_bits_with_and_without_overlap,
     averaging_begins_while_the_last_backward_runs,
     averaging_begins_in_the_last_step_of_several_passes_alone,

@@ -12,7 +12,7 @@ import tempfile
 import threading
 import weakref
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
@@ -583,6 +583,10 @@ def values_of_other_ranks_do_not_count() -> None:
 class Batch:
     x: torch.Tensor
     y: torch.Tensor
+    made: torch.Tensor = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.made, self.more = 2 * self.y, -self.y
 
 
 def a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank() -> None:
@@ -590,7 +594,7 @@ def a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank() -> None:
 
     @smp.step
     def step(model, given):
-        loss = functional.mse_loss(model(given.x), given.y)
+        loss = functional.mse_loss(model(given.x), given.made + given.more)
         model.backward(loss)
         return loss
 
@@ -599,6 +603,31 @@ def a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank() -> None:
         own = Batch(x, y) if is_first() else Batch(x + 1, y + 1)
         torch.testing.assert_close(step(model, own).reduce_mean(), train_whole(whole, x, y))
     agree(model, whole)
+
+
+class InDataclass(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = chain()
+
+    def forward(self, x):
+        return Batch(x, self.blocks(x))
+
+
+def all_attributes_of_a_dataclass_that_the_model_returns_are_those_of_its_microbatch() -> None:
+    model, whole = wrapped(InDataclass())
+
+    @smp.step
+    def step(model, x):
+        out = model(x)
+        model.backward(out.y.sum())
+        return out.made, out.more
+
+    for _ in range(2):
+        x, _ = batch()
+        made, more = step(model, x)
+        torch.testing.assert_close(made.concat(), whole(x).made.detach())
+        torch.testing.assert_close(more.concat(), whole(x).more.detach())
 
 
 def numbers_and_texts_are_those_of_the_first_rank() -> None:
@@ -1060,6 +1089,7 @@ CHECKS = (
     a_script_draws_between_steps_what_it_would_draw_without_them,
     values_of_other_ranks_do_not_count,
     a_batch_in_a_dataclass_is_cut_and_that_of_the_first_rank,
+    all_attributes_of_a_dataclass_that_the_model_returns_are_those_of_its_microbatch,
     numbers_and_texts_are_those_of_the_first_rank,
     what_backward_needs_may_leave_the_device_meanwhile,
     batch_norm_and_its_buffers_are_those_of_one_process,

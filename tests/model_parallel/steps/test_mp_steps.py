@@ -31,7 +31,7 @@ def test_steps(backend: str, count: int) -> None:
     assert not failures(found), failures(found)
 
 
-@pytest.mark.parametrize("script", ["ranks_straight", "ranks_keys"])
+@pytest.mark.parametrize("script", ["ranks_straight", "ranks_keys", "ranks_state"])
 def test_steps_of_two_ranks(script: str) -> None:
     """All checks of the script, by name, in one job."""
     parameters = {"microbatches": 4, "ddp_dist_backend": "auto"}

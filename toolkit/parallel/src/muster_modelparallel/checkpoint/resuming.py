@@ -143,6 +143,7 @@ def _load_pieces(
                      "DistributedOptimizer yet", folder)  # fmt: skip
     together(lambda: pieces.read(room[0], group), what)
     together(lambda: pieces.put(room[0], model, optimizer, strict, masters_only), what)
+    model.share_buffers()  # of each one rank has saved, and read, its own
     content = os.path.join(folder, layout.USER_CONTENT)
     return load_user_content(content) if os.path.exists(content) else {}
 

@@ -17,6 +17,7 @@ from muster_modelparallel.model.nests import filled, leaves
 from muster_modelparallel.model.operators import OperatorMode
 from muster_modelparallel.model.recomputed import Regions, sealed, with_gradients
 from muster_modelparallel.model.trace import (
+    OF_TORCH,
     Enter,
     Event,
     Exit,
@@ -26,6 +27,7 @@ from muster_modelparallel.model.trace import (
     Saved,
     Trace,
     is_opaque,
+    tensors,
 )
 
 Forward = Callable[..., Any]
@@ -67,6 +69,7 @@ def trace(
     modules = dict(model.named_modules())
     with (
         replaced_forwards(modules, recorder.forward),
+        recorder.seeing_attributes(),
         torch.autograd.graph.saved_tensors_hooks(recorder.save, lambda tensor: tensor),
         recorder,
     ):
@@ -88,6 +91,17 @@ def trace(
         hollow,
         regions,
         sealed(recorder.events, regions),
+        {name: recorder.storage(b) for name, b in model.named_buffers()},
+        {
+            (path, name): (
+                recorder.set_at.get((id(module), name), 0),
+                tuple(recorder.storage(one) for one in tensors(value)),
+            )
+            for path, module in modules.items()
+            for name, value in vars(module).items()
+            if name not in OF_TORCH
+            if (id(module), name) in recorder.set_at or tensors(value)
+        },
     )
 
 
@@ -98,9 +112,26 @@ class _Recorder(OperatorMode):
         super().__init__()
         self.events: list[Event] = []
         self.regions = Regions()
+        self.set_at: dict[tuple[int, str], int] = {}  # attributes of modules
         self._hollow = hollow
         self._numbers: dict[Any, int] = {}
         self._kept: list[Any] = []
+
+    @contextmanager
+    def seeing_attributes(self) -> Iterator[None]:
+        """Inside, what modules set as attributes is seen: the memory alone does not tell when, for
+        a tensor may be kept long after it was made."""
+        real = nn.Module.__setattr__
+
+        def seen(module: nn.Module, name: str, value: Any) -> None:
+            self.set_at[id(module), name] = len(self.events)
+            real(module, name, value)
+
+        nn.Module.__setattr__ = seen
+        try:
+            yield
+        finally:
+            nn.Module.__setattr__ = real
 
     def storage(self, tensor: torch.Tensor) -> int:
         """The number of its memory. A storage that has gone keeps its number to itself: the weak

@@ -1,9 +1,9 @@
 """Containers taken apart and put together: what a step's arguments and returns may be made of.
 
 list, tuple, dict, set and frozenset, their subclasses, and other mappings, such as a tokenizer's
-batch or the output of a transformers model, and instances of dataclasses, by the fields that
-`__init__` takes. One that is or has a module or an optimizer is none: it trains. Everything else is
-a value of its own, a leaf.
+batch or the output of a transformers model, and instances of dataclasses, by all that they hold.
+One that is or has a module or an optimizer is none: it trains. Everything else is a value of its
+own, a leaf.
 """
 
 from __future__ import annotations
@@ -61,7 +61,8 @@ def _fields(value: Any) -> list[str] | None:
     """Of an instance of a dataclass that is a container."""
     if not hasattr(type(value), "__dataclass_fields__") or isinstance(value, _TRAINS):
         return None
-    names = [one.name for one in dataclasses.fields(value) if one.init and hasattr(value, one.name)]
+    fields = [one.name for one in dataclasses.fields(value) if hasattr(value, one.name)]
+    names = list(dict.fromkeys([*fields, *getattr(value, "__dict__", ())]))  # `__post_init__`'s too
     return None if any(isinstance(getattr(value, name), _TRAINS) for name in names) else names
 
 

@@ -16,9 +16,10 @@ class Split:
     """Calls with their stages, which never fall. By stage: `received`, the outputs of earlier units
     that come from the stage before, in this order; `inputs`, the leaves of the step's arguments
     that it needs; `parameters`, the names of those it holds. `tied`: names that several stages
-    hold, whose gradients are added up; `loose`: names that are used outside of units. `bounds`: of
+    hold, whose gradients are added up; `loose`: names that are used outside of units. `buffers`: by
+    name, the stage where it changes, or -1, and those where it is read or changed. `bounds`: of
     each call, `watched`: of the calls of other modules, by path, at which random numbers begin
-    anew.
+    anew. `kept`: the stages where what an attribute holds after a pass is right.
     """
 
     calls: tuple[UnitCall, ...]
@@ -28,6 +29,8 @@ class Split:
     parameters: tuple[frozenset[str], ...]
     cloned: frozenset[Origin]
     loose: frozenset[str] = frozenset()
+    buffers: Mapping[str, tuple[int, frozenset[int]]] = field(default_factory=dict)
+    kept: Mapping[tuple[str, str], frozenset[int]] = field(default_factory=dict)
     bounds: tuple[Bounds, ...] = ()
     watched: Mapping[str, tuple[Bounds, ...]] = field(default_factory=dict)
 
@@ -150,4 +153,23 @@ def _split(graph: Graph, stages: tuple[int, ...]) -> Split:
         tuple(map(frozenset, parameters)),
         graph.cloned,
         frozenset(loose),
+        {
+            name: ((*stages, -1)[writer], frozenset((*stages, parts - 1)[at] for at in readers))
+            for name, (writer, readers) in graph.buffers.items()
+        },
+        {
+            # a stage that ends before the attribute is set never sees it; a later one runs that
+            # code again, and makes what it should where it has all that it is made of
+            name: frozenset(
+                stage
+                for stage in range(stages[writer], parts)
+                if all(
+                    s in received[stage]
+                    if s.owner >= 0 and stages[s.owner] != stage
+                    else s.kind != "parameter" or graph.names[s.leaf] in parameters[stage]
+                    for s in sources
+                )
+            )
+            for name, (writer, sources) in graph.kept.items()
+        },
     )

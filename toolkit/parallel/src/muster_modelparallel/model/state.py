@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from muster_modelparallel.model.nests import leaves, map_tensors
-from muster_modelparallel.model.trace import Meta, is_opaque
+from muster_modelparallel.model.trace import OF_TORCH, Meta, is_opaque
 
 Kept = tuple[nn.Module, str, Any]
-"""A module's attribute that holds tensors, of which only the shapes are there."""
+"""A module's attribute with what it holds; of tensors only the shapes are there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +26,7 @@ class PassState:
     saved those.
     """
 
-    buffers: tuple[tuple[nn.Module, str, torch.Tensor], ...]
+    buffers: tuple[tuple[nn.Module, str, torch.Tensor | None], ...]
     attributes: tuple[tuple[nn.Module, dict[str, Any]], ...]
     containers: tuple[tuple[Any, Any], ...]
 
@@ -37,7 +37,6 @@ class PassState:
                 (module, name, buffer)
                 for module in model.modules()
                 for name, buffer in module._buffers.items()
-                if buffer is not None
             ),
             tuple((module, _plain(module)) for module in model.modules()),
             tuple((one, one.copy()) for one in _containers(model)),
@@ -49,9 +48,9 @@ class PassState:
         torch.clear_autocast_cache()
         copies: dict[int, torch.Tensor] = {}
         for module, name, buffer in self.buffers:
-            if id(buffer) not in copies:
+            if buffer is not None and id(buffer) not in copies:
                 copies[id(buffer)] = buffer.detach().clone()
-            module._buffers[name] = copies[id(buffer)]
+            module._buffers[name] = copies.get(id(buffer))
         self._restore_attributes()
 
     def restore(self) -> None:
@@ -61,12 +60,12 @@ class PassState:
         self._restore_attributes()
 
     def kept(self) -> tuple[Kept, ...]:
-        """The attributes that a pass has set to tensors since, or to containers of such."""
+        """The attributes that a pass has set since: to tensors, containers of such, or numbers."""
         return tuple(
             (module, name, map_tensors(_shape, value))
             for module, before in self.attributes
             for name, value in module.__dict__.items()
-            if name not in _OF_TORCH and value is not before.get(name) and _is_of_tensors(value)
+            if name not in OF_TORCH and value is not before.get(name) and _is_kept(value)
         )
 
     def _restore_attributes(self) -> None:
@@ -79,12 +78,11 @@ class PassState:
             (container.update if isinstance(container, (dict, set)) else container.extend)(held)
 
 
-_OF_TORCH = frozenset(nn.Module().__dict__)
-
-
-def _is_of_tensors(value: Any) -> bool:
+def _is_kept(value: Any) -> bool:
     found = [one for one in leaves(value) if isinstance(one, torch.Tensor)]
-    return bool(found) and all(one.layout == torch.strided for one in found)
+    if not found:
+        return type(value) in (int, float)
+    return all(one.layout == torch.strided for one in found)
 
 
 def _shape(tensor: torch.Tensor) -> torch.Tensor:
@@ -98,7 +96,7 @@ def _containers(model: nn.Module) -> Iterator[Any]:
         value
         for module in model.modules()
         for name, value in module.__dict__.items()
-        if name not in _OF_TORCH
+        if name not in OF_TORCH
     ]
     while left:
         value = left.pop()

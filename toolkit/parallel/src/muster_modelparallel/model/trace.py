@@ -12,8 +12,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
+from muster_modelparallel.errors import SplitError
 from muster_modelparallel.model.nests import leaves
+
+OF_TORCH = frozenset(nn.Module().__dict__)
+"""Attributes that each module has."""
 
 _CONSTANTS = (
     type(None), bool, int, float, complex, str, bytes, slice, type,
@@ -38,6 +43,13 @@ class Meta:
 
     @classmethod
     def of(cls, tensor: torch.Tensor) -> Meta:
+        """Raises SplitError for a nested one."""
+        if tensor.is_nested and tensor.layout == torch.strided:
+            raise SplitError(
+                "a module takes or returns a nested tensor, as torch's TransformerEncoder gives "
+                "its layers in evaluation with a padding mask: it has no shape to make room for",
+                "build nn.TransformerEncoder with enable_nested_tensor=False",
+            )
         return cls(
             tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.device,
             tensor.requires_grad,
@@ -139,7 +151,10 @@ class Trace:
     """One forward pass of a model.
 
     Storages are numbered in the order in which they were seen. `parameters` and `buffers` give the
-    name of theirs, as in `named_parameters` and `named_buffers`. `parts`: the modules in a module.
+    name of theirs, as in `named_parameters` and `named_buffers`; `left` the storages of the buffers
+    after the pass, `kept` those of what modules then hold as attributes, by path and name, and
+    before which event it was set.
+    `parts`: the modules in a module.
     `sealed`: modules that must stay whole, for what is in them is computed again (`regions`).
     """
 
@@ -156,6 +171,8 @@ class Trace:
     hollow: bool = False
     regions: tuple[Region, ...] = ()
     sealed: frozenset[str] = frozenset()
+    left: dict[str, int] = field(default_factory=dict)
+    kept: dict[tuple[str, str], tuple[int, tuple[int, ...]]] = field(default_factory=dict)
 
     @property
     def tree(self) -> Any:

@@ -14,15 +14,15 @@ from typing import Any, Literal, NamedTuple
 from muster_modelparallel.model.recomputed import returned_in
 from muster_modelparallel.model.trace import Enter, Exit, Leaf, Meta, Op, Trace
 
-Kind = Literal["input", "parameter", "value", "inside"]
+Kind = Literal["input", "parameter", "buffer", "value", "inside"]
 Origins = frozenset["Origin"]
 _NONE: Origins = frozenset()
 
 
 class Origin(NamedTuple):
     """Where a tensor comes from: a leaf of the step's arguments, a parameter that glue uses (its
-    place among the names), one of the `leaves` of call `owner`, or memory inside that call which
-    did not leave it by a return."""
+    place among the names), what a buffer held before the pass (its place among their names), one of
+    the `leaves` of call `owner`, or memory inside that call which did not leave it by a return."""
 
     kind: Kind
     owner: int
@@ -87,7 +87,9 @@ class Bound(NamedTuple):
 class Graph:
     """Calls in their order, and what each needs; at the end stands what the model returns.
 
-    `cloned`: values that somebody changes in place after their unit returned them.
+    `cloned`: values that somebody changes in place after their unit returned them. `buffers`: by
+    name, the call with which it changes, or -1, and the places in `needs` that read or change it.
+    `kept`: the call after which an attribute of a module holds what it does then, and its sources.
     """
 
     calls: tuple[UnitCall, ...]
@@ -96,6 +98,8 @@ class Graph:
     bounds: tuple[Bound, ...]
     opened: frozenset[str]
     names: tuple[str, ...]
+    buffers: dict[str, tuple[int, frozenset[int]]]
+    kept: dict[tuple[str, str], tuple[int, Origins]]
 
     def cuts(self) -> list[int]:
         """The calls before which the chain may be cut."""
@@ -147,7 +151,8 @@ class _Walk:
 
     `_sources`: where the contents of each memory come from. `_control`: what decided which way
     python went; all that follows needs it. `_born`: the call in which memory came to be; `_values`:
-    what units returned in it. `_stuck`: values that no other stage can be given.
+    what units returned in it. `_stuck`: values that no other stage can be given. `_touched`: the
+    call with which memory changed last, or after which glue changed it.
     """
 
     def __init__(self, trace: Trace, opened: frozenset[str], exported: frozenset[str]) -> None:
@@ -167,6 +172,10 @@ class _Walk:
                 before = self._sources.get(leaf.storage, _NONE)
                 self._sources[leaf.storage] = before | {Origin("input", -1, at)}
                 self._shared.add(leaf.storage)
+        for at, name in enumerate(trace.left):
+            for storage in (one for one, of in trace.buffers.items() if of == name):
+                self._sources[storage] = frozenset([Origin("buffer", -1, at)])
+        self._touched: dict[int, int] = {}
         self._control: Origins = _NONE
         self._born: dict[int, int] = {}
         self._values: dict[int, list[Origin]] = {}
@@ -193,6 +202,31 @@ class _Walk:
                 )
         returned = self._of(leaf.storage for leaf in self._trace.outputs if leaf.meta is not None)
         self._needs.append(set(returned | self._control))
+        self._follow_buffers()
+
+    def _follow_buffers(self) -> None:
+        """What a buffer comes to hold must be right on the stage where it does, and wherever it is
+        read in the next pass; from the step's arguments alone it is right on all that follow.
+
+        A stage runs the code between units up to its own end, so it sees each change before that,
+        and makes it of what it has. A reader before the change must lie on the stage that makes it:
+        `graph` ties the two.
+        """
+        changed: dict[Origin, int] = {}
+        for at, storage in enumerate(self._trace.left.values()):
+            if storage in self._touched:
+                changed[Origin("buffer", -1, at)] = storage
+                is_known = all(s.kind in ("input", "buffer") for s in self._of([storage]))
+                first = self._touched[storage]
+                for need in self._needs[first : None if is_known else first + 1]:
+                    need.add(Origin("buffer", -1, at))
+        for target, need in enumerate(self._needs):
+            rest = changed.keys() & need
+            while rest:
+                found = self._of([changed[rest.pop()]])
+                more = {source for source in found if source.owner < target} - need
+                need.update(more)
+                rest |= changed.keys() & more
 
     def to_export(self) -> frozenset[str]:
         """Modules within units whose hooks let something escape."""
@@ -214,7 +248,17 @@ class _Walk:
                 elif source in self._stuck:
                     bounds.add(Bound(source.owner, min(target, last), "in-place"))
         bounds.update(self._recomputed(last))
-        needs = (frozenset(s for s in need if s.kind != "inside") for need in self._needs)
+        buffers = {}
+        for at, (name, storage) in enumerate(self._trace.left.items()):
+            origin, writer = Origin("buffer", -1, at), self._touched.get(storage, -1)
+            readers = frozenset(at for at, need in enumerate(self._needs) if origin in need)
+            buffers[name] = (writer, readers)
+            if writer >= 0:
+                why = f"buffer {name}, which is read and then changed"
+                bounds.add(Bound(min(readers), writer, why))
+        needs = (
+            frozenset(s for s in need if s.kind not in ("inside", "buffer")) for need in self._needs
+        )
         return Graph(
             tuple(self._calls),
             tuple(needs),
@@ -222,6 +266,17 @@ class _Walk:
             tuple(sorted(bound for bound in bounds if bound.first < bound.last)),
             self._opened,
             self._names,
+            buffers,
+            {
+                name: (
+                    max(
+                        [0, sum(call.first < at for call in self._calls) - 1]
+                        + [self._touched.get(one, 0) for one in held]
+                    ),
+                    self._of(held),
+                )
+                for name, (at, held) in self._trace.kept.items()
+            },
         )
 
     def _recomputed(self, last: int) -> Iterator[Bound]:
@@ -259,10 +314,8 @@ class _Walk:
         for storage in event.writes:
             self._write(storage)
             self._sources[storage] = self._sources.get(storage, _NONE) | found
-            if storage in self._trace.buffers and self._calls:
-                # what the buffer then holds must be right on one stage: that of the call before
-                target = len(self._calls) - 1
-                self._needs[target] |= {s for s in found if s.owner < target}
+        for storage in (*event.makes, *event.writes):
+            self._touched[storage] = max(0, len(self._calls) - 1)
         if event.leaks:
             self._control |= found
 
@@ -284,6 +337,8 @@ class _Walk:
         for storage in event.makes:
             self._born[storage] = call.index
             self._sources[storage] = frozenset([Origin("inside", call.index, storage)])
+        for storage in (*event.makes, *event.writes):
+            self._touched[storage] = call.index
         call.written |= {s for s in event.writes if self._born.get(s) != call.index}
         call.flops += event.flops
         call.leaks |= event.leaks

@@ -397,7 +397,8 @@ class DistributedModel(WholeLayers):
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
         """Takes a full or a partial one, by the module's names or with "module." before them.
-        Returns and raises as torch's. Of a full one a rank takes what it holds."""
+        Returns and raises as torch's. Of a full one a rank takes what it holds, and all buffers,
+        which its stages may read."""
         given = {name: value for name, value in state_dict.items() if name != PARTIAL}
         own = self.module.state_dict()
         if given and all(name.startswith(_PREFIX) and name not in own for name in given):
@@ -409,7 +410,17 @@ class DistributedModel(WholeLayers):
             with recording(self._session):
                 return self.module.load_state_dict(given, strict=strict, assign=assign)
         wanted = self._stages.local(own) if state_dict.get(PARTIAL) else own
-        return load_local(self.module, self._stages.local(own), wanted, given, strict)
+        buffers = [name for name, _ in self.module.named_buffers(remove_duplicate=False)]
+        mine = [*self._stages.local(own), *buffers]
+        return load_local(self.module, mine, wanted, given, strict)
+
+    def share_buffers(self) -> None:
+        """After each rank has loaded its own: all have those that count. Collective over the
+        pipeline."""
+        if self._stages is not None and self._stages.is_partitioned:
+            buffers = {name for name, _ in self.module.named_buffers(remove_duplicate=False)}
+            own = {name: one for name, one in self.module.state_dict().items() if name in buffers}
+            self.module.load_state_dict(self._stages.whole(own), strict=False)
 
     def register_post_partition_hook(self, hook: Callable[..., Any]) -> RemovableHandle:
         """`hook(model, optimizer)` is called once: at the next call of a step function or, outside,
@@ -476,7 +487,8 @@ class DistributedModel(WholeLayers):
             return
         if not torch.is_grad_enabled():  # a look at the model may be one rank's alone
             return
-        buffers = list(self.local_buffers())
+        stages, named = self._stages, self.module.named_buffers()
+        buffers = [one for name, one in named if stages is None or stages.uses_buffer(name)]
         if buffers:
             broadcast_tensors(buffers, self._group)
 

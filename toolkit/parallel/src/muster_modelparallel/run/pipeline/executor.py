@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from muster_modelparallel.errors import SplitError
+from muster_modelparallel.errors import SplitError, StepError
 from muster_modelparallel.model.trace import Meta
 from muster_modelparallel.run.pipeline.protocols import StageWork
 from muster_modelparallel.run.pipeline.waits import Waits
@@ -186,7 +186,13 @@ class _Run:
         model have received."""
         work = self._works[stage]
         number = self._first + microbatch
-        received, sent = self._pipeline._passes.pop((stage, number))
+        passed = self._pipeline._passes.pop((stage, number), None)
+        if passed is None:
+            raise StepError(
+                "the step function called the model without gradients where steps before trained",
+                "call it under torch.no_grad() in each step, or in a step function of its own",
+            )
+        received, sent = passed
         ends: Sequence[torch.Tensor]
         seeds: Sequence[torch.Tensor | None]
         if stage == self._last_stage:

@@ -3,6 +3,7 @@ exchanges with the other stages."""
 
 from __future__ import annotations
 
+import logging
 import math
 from collections import OrderedDict
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +33,7 @@ from muster_modelparallel.run.pipeline.undelivered import Fetch, Undelivered
 if TYPE_CHECKING:
     from muster_modelparallel.wrap.shard.sharding import Sharding
 
+_log = logging.getLogger("muster_modelparallel")
 _MOST = 16  # kinds of calls that are remembered
 
 
@@ -94,6 +96,14 @@ class Holding:
             for name, _ in module.named_parameters()
         }
         self.tied = {name: held for name, held in self._holders.items() if len(held) > 1}
+        self._units = tuple(f"{call.path}." for call in split.calls)
+        for name, (writer, _) in split.buffers.items():
+            if writer >= 0 and not self.within(name) and len(set(rank_of)) < len(rank_of):
+                raise SplitError(
+                    f"buffer {name} is changed by code between modules, which runs in each stage: "
+                    "a rank with several of them would change it as often",
+                    "change it in a module of its own, or have one stage on each rank",
+                )
 
     def holders(self, parameter: str) -> tuple[int, ...]:
         """The places of the ranks that hold a parameter, by its first name; the first one speaks
@@ -101,19 +111,34 @@ class Holding:
         return self._holders[parameter]
 
     def holder_of_buffer(self, name: str) -> int:
-        """The place of the rank whose buffer counts: that of its unit, else of the first stage."""
-        words = self._first_name.get(name, name).split(".")
+        """The place of the rank whose buffer counts: where it changes, else that of its unit, else
+        of the first stage."""
+        first = self._first_name.get(name, name)
+        writer, _ = self.split.buffers.get(first, (-1, ()))
+        if writer >= 0:
+            return self.rank_of[writer]
+        words = first.split(".")
         for length in range(len(words) - 1, -1, -1):
             path = ".".join(words[:length])
             if path in self._path_of:
                 return self.rank_of[self._path_of[path]]
         return self.rank_of[0]
 
+    def uses_buffer(self, name: str) -> bool:
+        """Whether this rank's buffer counts, or is read here and changes."""
+        writer, readers = self.split.buffers.get(self._first_name.get(name, name), (-1, ()))
+        here = writer >= 0 and self.place in {self.rank_of[stage] for stage in readers}
+        return here or self.holds_buffer(name)
+
     def runs(self, paths: Iterable[str]) -> bool:
         """Whether a unit of this rank is a module of these names, in it or around it; or none is,
         of any rank."""
         about = self.places(paths)
         return not about or self.place in about
+
+    def within(self, path: str) -> bool:
+        """Whether it is in a unit, or one."""
+        return f"{path}.".startswith(self._units)
 
     def places(self, paths: Iterable[str]) -> set[int]:
         """Those of the ranks with a unit that is a module of these names, in it or around it."""
@@ -157,7 +182,12 @@ class Calls:
         self._module = module
         self._sharding = sharding
         self._holding = holding
-        self._opened = found.graph.opened
+        units = {module.get_submodule(call.path) for call in found.graph.calls}
+        self._opened = found.graph.opened | {  # another call may go through a list of units
+            path
+            for path, one in module.named_modules()
+            if not units.isdisjoint({*one.modules()} - {one})
+        }
         self._stage_of = {
             unit.name: stage
             for unit, stage in zip(found.graph.calls, holding_stages(found, holding), strict=True)
@@ -208,12 +238,27 @@ class Calls:
                 "each stage must have work in every call; use fewer partitions",
             )
         for stage, needed in enumerate(split.parameters):
-            elsewhere = sorted(needed - self._holding.split.parameters[stage])
-            if elsewhere and stage:  # the first stage has those that nobody uses
+            used = split.loose.union(
+                *(
+                    unit.parameters
+                    for unit, at in zip(split.calls, split.stages, strict=True)
+                    if at == stage
+                )
+            )
+            elsewhere = sorted(needed & used - self._holding.split.parameters[stage])
+            if elsewhere:  # the first stage also needs those that nobody uses
                 raise SplitError(
                     f"a call of the model needs {elsewhere[0]} on stage {stage}, which does not "
                     "have it",
                     "train with such a call first, or use one partition",
+                )
+        for name, (writer, there) in self._holding.split.buffers.items():
+            readers = split.buffers.get(name, (-1, there))[1]
+            if writer >= 0 and readers - there:
+                raise SplitError(
+                    f"a call of the model reads buffer {name} on stage {min(readers - there)}, but "
+                    f"calls before changed it on stage {writer} alone",
+                    "read and change it in modules of one block, or use one partition",
                 )
         return self._made(split, seen.tree, seen.outputs)
 
@@ -237,15 +282,32 @@ class Calls:
 
 def _elsewhere(module: nn.Module, found: Probe, holding: Holding) -> Iterator[Kept]:
     """What the passes of other ranks' units keep, as tensors that raise where they are read: here
-    they would be old values, or none."""
+    they would be old values, or none. What code between units keeps is NaN where it is not right,
+    for that code runs here, too: what it makes of it need not count here. Numbers stay what they
+    are."""
     paths: dict[nn.Module, list[str]] = {}
     for path, one in module.named_modules(remove_duplicate=False):
         paths.setdefault(one, []).append(path)
     for one, name, value in found.kept:
+        is_number = isinstance(value, (int, float))
         if not holding.runs(paths[one]):
+            if is_number:
+                continue
             places = " and ".join(map(str, sorted(holding.places(paths[one]))))
             refuse = partial(_refuse, f"{paths[one][0]}.{name}", places)
             yield one, name, map_tensors(partial(_unread, refuse), value)
+            continue
+        right = {holding.rank_of[at] for at in holding.split.kept.get((paths[one][0], name), ())}
+        is_often = holding.rank_of.count(holding.place) > 1 and not holding.within(paths[one][0])
+        if holding.place not in right or is_often:
+            _log.warning(
+                "%s.%s, which forward sets outside of the modules that are cut, cannot be right on "
+                "this rank of the pipeline, and reads as %s here: let forward return it, or a "
+                "module of its own keep it", paths[one][0] or type(one).__qualname__, name,
+                "another number" if is_number else "NaN",
+            )  # fmt: skip
+            if not is_number:
+                yield one, name, map_tensors(lambda tensor: hollow(tensor, math.nan), value)
 
 
 def _unread(refuse: Fetch, shape: torch.Tensor) -> torch.Tensor:

@@ -74,7 +74,8 @@ def partition(
         )
     plan = replace(plan, proof=proof)
     rank_of = [stage.rank for stage in plan.stages]
-    holding = Holding(module, split, rank_of, topology.pp_rank(rank))
+    place = topology.pp_rank(rank)
+    holding = _phase(session, "", lambda: Holding(module, split, rank_of, place))
     calls = Calls(module, found, holding, call, sharding)
     _phase(session, "", lambda: _leave_files(session, plan), only_first=True)
     return plan, holding, calls

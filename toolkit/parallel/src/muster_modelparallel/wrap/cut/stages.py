@@ -164,6 +164,10 @@ class Stages:
         """Whether this rank's buffer counts."""
         return self._holding is None or self._holding.holds_buffer(name)
 
+    def uses_buffer(self, name: str) -> bool:
+        """Whether its values matter here in training."""
+        return self._holding is None or self._holding.uses_buffer(name)
+
     def holds_module(self, path: str) -> bool:
         """Whether any of its parameters is here; of one without, whether a unit of this rank is in
         it, or it in that. All ranks hold what no unit is about."""
