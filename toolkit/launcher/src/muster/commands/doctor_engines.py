@@ -122,4 +122,4 @@ def _said(argv: Sequence[str]) -> tuple[int, str]:
         code, out, err = client.outcome(argv, limit_s=20.0)
     except UsageError as error:
         return 1, error.message
-    return code, out or err
+    return code, (err or out) if code else (out or err)
