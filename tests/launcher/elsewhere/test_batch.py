@@ -16,6 +16,7 @@ import boto3
 import pytest
 from moto.server import ThreadedMotoServer
 
+from muster.arguments import UsageError
 from muster.submit import batch
 from muster.submit.values import RUNNING, JobState, Submitted
 from tests.launcher.elsewhere.submitting import Said, submit
@@ -336,3 +337,39 @@ def test_a_job_that_batch_leaves_out_of_an_answer_is_asked_for_again(
     assert batch.state(Submitted("batch", "j-1", "train", 1, "")) == JobState(
         RUNNING, None, "it runs"
     )
+
+
+def test_what_the_nodes_print_is_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the beginning, in pieces, also what comes later; of a node that has printed nothing, and
+    of an answer that does not come, nothing."""
+    streams = {"n/0": ["a", "b"], "n/1": ["c"]}
+    silent = False
+
+    def answer(_service: object, action: str, **asked: Any) -> dict[str, Any]:
+        if silent:
+            raise UsageError("AWS: no answer")
+        if action == "describe_jobs":
+            assert asked["jobs"] == ["j-1#0", "j-1#1", "j-1#2"]
+            names = [{"container": {"logStreamName": name}} for name in streams]
+            return {"jobs": [*names, {"container": {}}]}
+        lines = streams[asked["logStreamName"]]
+        assert ("nextToken" in asked) != ("startFromHead" in asked)
+        at = int(asked.get("nextToken", "0"))
+        events = [{"message": line} for line in lines[at : at + 1]]  # the most of one answer
+        return {"events": events, "nextForwardToken": str(at + len(events))}
+
+    monkeypatch.setattr(batch, "_client", lambda *_: None)
+    monkeypatch.setattr(batch, "_answer", answer)
+    shown = batch.output(Submitted("batch", "j-1", "train", 3, ""))
+    shown.more()
+    assert capsys.readouterr().out == "a\nb\nc\n"
+    streams["n/1"].append("d")
+    shown.more()  # too soon to ask again
+    assert capsys.readouterr().out == ""
+    silent = True
+    shown.rest()
+    silent = False
+    shown.rest()
+    assert capsys.readouterr().out == "d\n"
