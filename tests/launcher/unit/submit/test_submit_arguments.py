@@ -159,3 +159,33 @@ def test_what_no_engine_can_be_asked_is_refused_before_anything_is_submitted(
     assert main(["submit", "train.py", "--output", "run", *options]) == 2
     assert said in capsys.readouterr().err
     assert sorted(os.listdir()) == before
+
+
+@pytest.mark.promise("E05")
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        (["--on", "slurm"], "sbatch"),
+        (["--on", "kubernetes", "--image", "x"], "kubectl"),
+        (["--on", "hosts:two"], "ssh"),
+    ],
+)
+def test_a_desk_without_the_engines_client_can_print_and_nothing_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    program: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, text in {"train.py": "", "two": "a\nb\n"}.items():
+        (tmp_path / name).write_text(text)
+    before = sorted(os.listdir())
+    words = ["submit", "train.py", "--output", "run", *options]
+    assert main([*words, "--dry-run"]) == 0
+    assert "muster" in capsys.readouterr().out
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert f"there is no {program}" in said.err and not said.out, said
+    assert sorted(os.listdir()) == before
