@@ -150,6 +150,19 @@ def test_hosts_without_names_need_a_secret(hosts: Hosts) -> None:
     assert "MUSTER_JOB_SECRET: not set" in refused[2] and "--insecure-join" in refused[2]
 
 
+@pytest.mark.parametrize(("allowed", "codes"), [((0, 1), [0, 0]), ((1,), [100, 102])])
+def test_hosts_without_names_and_secret_join_where_all_were_told_to(
+    hosts: Hosts, allowed: tuple[int, ...], codes: list[int]
+) -> None:
+    """One that was told alone finds nobody."""
+    options, wait = ("--hosts", "2", "--leader", ADDRESSES[4][0]), {0: "30", 100: "4"}[codes[0]]
+    runs = []
+    for index in (0, 1):
+        told = ("--insecure-join",) if index in allowed else ()
+        runs.append(start(hosts, index, *options, *told, environ={"MUSTER_JOIN_S": wait}))
+    assert [code for code, _, _ in ended(*runs)] == codes
+
+
 def test_a_host_with_another_secret_stays_outside(hosts: Hosts) -> None:
     options, soon = ("--hosts", "2", "--leader", ADDRESSES[4][0]), {"MUSTER_JOIN_S": "4"}
     other = secret(hosts, "another secret of another job")

@@ -208,3 +208,9 @@ def test_pods_with_their_nodes_network_ask_the_clusters_name_server(tmp_path: Pa
 
     assert policy() == "ClusterFirstWithHostNet"
     assert policy("--set", "pod.dnsPolicy=None") == "None"
+
+
+def test_a_namespace_is_that_of_all_objects(tmp_path: Path) -> None:
+    made = printed(tmp_path, "--set", "metadata.namespace=team")
+    assert {one["metadata"]["namespace"] for one in made} == {"team"}
+    assert not any("namespace" in one["metadata"] for one in printed(tmp_path))
