@@ -47,7 +47,7 @@ def made(folder: Path, environ: Mapping[str, str]) -> dict[str, str]:
         (TRAIN_JOB, "25", None, True),
         (BATCH, "25", None, True),
         (LIST, "8", None, False),
-        ({}, None, None, False),
+        ({}, None, None, True),
     ],
 )
 def test_a_stop_has_the_time_that_the_engine_gives(
