@@ -188,3 +188,12 @@ def test_another_number_of_hosts_is_refused(hosts: Hosts) -> None:
     options = ("--host-list", "a,b", "--hosts", "3")
     (refused,) = ended(start(hosts, 0, *options))
     assert refused[0] == 100 and "3 hosts were asked for, hosts gives 2" in refused[2]
+
+
+@pytest.mark.promise("E04")
+def test_hosts_that_were_told_different_numbers_of_hosts_both_say_so(hosts: Hosts) -> None:
+    options = ("--leader", ADDRESSES[4][0], *secret(hosts))
+    found = ended(*(start(hosts, index, *options, "--hosts", str(2 + index)) for index in (0, 1)))
+    for code, out, err in found:
+        assert code == 100 and "said " not in out
+        assert "hosts disagree: node-1 has hosts 3, node-0 has 2" in err, err
