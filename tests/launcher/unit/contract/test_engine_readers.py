@@ -212,6 +212,10 @@ def test_a_request_of_sagemaker_counts_unless_muster_run_wrote_it() -> None:
         ({"MUSTER_HOSTS": "a,a", "MUSTER_HOST_INDEX": "0"}, "appears twice"),
         ({"MUSTER_HOSTS": "a=b", "MUSTER_HOST_INDEX": "0"}, "is not NAME=ADDRESS"),
         ({"MUSTER_HOST_COUNT": "2", "MUSTER_HOST_INDEX": "1"}, "MUSTER_LEADER: not set"),
+        # who says a part of it would else have a job of one host, and so would every other host
+        ({"MUSTER_HOST_INDEX": "1", "MUSTER_LEADER": "a"}, "MUSTER_HOST_COUNT: not set"),
+        ({"MUSTER_LEADER": "a"}, "MUSTER_HOST_COUNT: not set"),
+        ({"MUSTER_HOST_COUNT": "2", "MUSTER_LEADER": "a"}, "MUSTER_HOST_INDEX: not set"),
         ({"MUSTER_ENGINE": "slrum"}, "did you mean 'slurm'"),
         ({"MUSTER_ENGINE": "batch"}, "none of batch"),
     ],
