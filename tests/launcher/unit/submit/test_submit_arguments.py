@@ -134,6 +134,8 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
         (["--on", "hosts:two", "--image", "x"], "--image x: on hosts reached by ssh no container"),
         (["--on", "hosts:two", "--retries", "2"], "--retries 2: a job that a person attends"),
         (["--on", "slurm", "--image", "x", "--kind", "jobset"], "--kind jobset: no way to start"),
+        (["--on", "slurm", "--isolation", "netns"], "muster local makes the hosts of its runs"),
+        (["--on", "slurm", "--timeout", "60"], "muster local makes the hosts of its runs"),
         (["--on", "slurm", "--set", "nodes=3"], "--set nodes: muster decides it"),
         (["--on", "kubernetes"], "--image"),
         (["--on", "kubernetes", "--image", "x", "--name", "A_b"], "--name 'A_b' cannot be a name"),

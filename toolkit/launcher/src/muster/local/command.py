@@ -17,10 +17,11 @@ USAGE = "muster local SCRIPT [OPTIONS] [-- ARGUMENTS OF THE SCRIPT]"
 _RANKS = "the number of ranks on each host is --processes-per-host"
 _HOSTS = "the number of hosts is --hosts"
 _RENDEZVOUS = "leave it out: muster makes the hosts of a run find one another"
+_OWN = "leave it out: muster local makes the hosts of its runs, elsewhere the engine gives them"
 # options of torchrun, mpirun, accelerate and srun
 FOREIGN = {
     **dict.fromkeys(
-        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes"), _RANKS
+        ("-n", "-np", "--np", "--nproc", "--ntasks-per-node", "--num-processes", "--gpus"), _RANKS
     ),
     **dict.fromkeys(("-N", "--nnodes", "--nodes", "--num-machines"), _HOSTS),
     **dict.fromkeys(("--standalone", "--node-rank", "--master-addr", "--master-port"), _RENDEZVOUS),
@@ -30,8 +31,9 @@ FOREIGN = {
         "what muster itself says goes to stderr: 2>/dev/null, or --json for the summary alone",
     ),
     "-v": "what train and launchers say is shown with --verbose",
+    # of `muster local`, where other commands do not know them
+    **dict.fromkeys(("--isolation", "--memory", "--internet", "--timeout", "--fault"), _OWN),
     "--max-restarts": "leave it out: a failed job ends, on SageMaker too",
-    "--gpus": _RANKS,
     "--network": "hosts have the network of their --isolation",
     "-e": "one variable for the script is --env K=V",
     "-o": "the run folder is --output DIR",
