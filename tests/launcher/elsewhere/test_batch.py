@@ -245,7 +245,7 @@ class Service:
         self.asked = asked
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
 
-    def submitted(self, folder: Path) -> Said:
+    def submitted(self, folder: Path, *words: str) -> Said:
         """What `muster submit` says to this service."""
         poll = {"poll_interval": 0.05}
         thread = threading.Thread(target=self._server.serve_forever, kwargs=poll)
@@ -254,7 +254,7 @@ class Service:
             url = f"http://127.0.0.1:{self._server.server_port}"
             keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
             around = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-west-2", **keys}
-            return submit(folder, *WORDS, environ=around)
+            return submit(folder, *WORDS, *words, environ=around)
         finally:
             self._server.shutdown()
             self._server.server_close()
@@ -270,6 +270,24 @@ def test_a_job_is_asked_for_once(tmp_path: Path) -> None:
     said = service.submitted(tmp_path)
     assert said.code == 2, said.err
     assert service.asked == ["registerjobdefinition", "submitjob", "deregisterjobdefinition"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked"),
+    [
+        ("container.nosuch=1", []),
+        ("job.nosuch=1", ["registerjobdefinition", "deregisterjobdefinition"]),
+    ],
+)
+def test_a_field_that_batch_does_not_have_is_named(
+    tmp_path: Path, setting: str, asked: list[str]
+) -> None:
+    """By boto3, which sends no such request: no job can have been made."""
+    service = Service({"registerjobdefinition": REGISTERED})
+    said = service.submitted(tmp_path, "--set", setting)
+    assert said.code == 2 and "Unknown parameter in " in said.err and '"nosuch"' in said.err, said
+    assert "may have taken it" not in said.err, said.err
+    assert service.asked == asked and not list((tmp_path / "muster-runs").glob("*-train"))
 
 
 @pytest.mark.parametrize("definition", ["arn:d", "arn:other"])
