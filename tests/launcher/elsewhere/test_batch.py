@@ -83,7 +83,18 @@ def test_the_requests_are_ones_of_batch(tmp_path: Path) -> None:
     from botocore.session import get_session
     from botocore.validate import validate_parameters
 
-    more = ("--hosts", "4", "--retries", "2", "--set", "gpus=8", "--env", "A=hidden")
+    more = (
+        "--hosts",
+        "4",
+        "--retries",
+        "2",
+        "--set",
+        "gpus=8",
+        "--env",
+        "A=hidden",
+        "--grace",
+        "90",
+    )
     more += ("--set", 'container.ulimits[0]={"name":"memlock","softLimit":-1,"hardLimit":-1}')
     more += ("--set", "job.timeout.attemptDurationSeconds=3600", "--set", "secret=arn:aws:s")
     definition, job = requests(tmp_path, *more)
@@ -109,6 +120,8 @@ def test_the_requests_are_ones_of_batch(tmp_path: Path) -> None:
     ]
     assert container["command"][-2:] == ["--env", "A"]
     assert container["secrets"] == [{"name": "MUSTER_JOB_SECRET", "valueFrom": "arn:aws:s"}]
+    told = [{"name": "MUSTER_ENGINE", "value": "batch"}]
+    assert container["environment"] == [*told, {"name": "MUSTER_STOP_TOTAL_S", "value": "90"}]
     assert container["linuxParameters"] == {"sharedMemorySize": 30000}
     strategy = definition["retryStrategy"]
     assert strategy["attempts"] == 3 and len(strategy["evaluateOnExit"]) <= 5
