@@ -132,6 +132,7 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
         (["--on", "hosts:twice"], "host 'a' appears twice"),
         (["--on", "hosts:two", "--hosts", "3"], "--hosts 3: two names 2"),
         (["--on", "hosts:two", "--image", "x"], "--image x: on hosts reached by ssh no container"),
+        (["--on", "hosts:two", "--kind", "x"], "--kind x: on hosts reached by ssh no container"),
         (["--on", "hosts:two", "--retries", "2"], "--retries 2: a job that a person attends"),
         (["--on", "slurm", "--image", "x", "--kind", "jobset"], "--kind jobset: no way to start"),
         (["--on", "slurm", "--isolation", "netns"], "muster local makes the hosts of its runs"),
