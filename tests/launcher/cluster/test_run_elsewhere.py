@@ -150,6 +150,19 @@ def test_hosts_without_names_need_a_secret(hosts: Hosts) -> None:
     assert "MUSTER_JOB_SECRET: not set" in refused[2] and "--insecure-join" in refused[2]
 
 
+@pytest.mark.parametrize(("allowed", "codes"), [((0, 1), [0, 0]), ((1,), [100, 102])])
+def test_hosts_without_names_and_secret_join_where_all_were_told_to(
+    hosts: Hosts, allowed: tuple[int, ...], codes: list[int]
+) -> None:
+    """One that was told alone finds nobody."""
+    options, wait = ("--hosts", "2", "--leader", ADDRESSES[4][0]), {0: "30", 100: "4"}[codes[0]]
+    runs = []
+    for index in (0, 1):
+        told = ("--insecure-join",) if index in allowed else ()
+        runs.append(start(hosts, index, *options, *told, environ={"MUSTER_JOIN_S": wait}))
+    assert [code for code, _, _ in ended(*runs)] == codes
+
+
 def test_a_host_with_another_secret_stays_outside(hosts: Hosts) -> None:
     options, soon = ("--hosts", "2", "--leader", ADDRESSES[4][0]), {"MUSTER_JOIN_S": "4"}
     other = secret(hosts, "another secret of another job")
@@ -175,3 +188,12 @@ def test_another_number_of_hosts_is_refused(hosts: Hosts) -> None:
     options = ("--host-list", "a,b", "--hosts", "3")
     (refused,) = ended(start(hosts, 0, *options))
     assert refused[0] == 100 and "3 hosts were asked for, hosts gives 2" in refused[2]
+
+
+@pytest.mark.promise("E04")
+def test_hosts_that_were_told_different_numbers_of_hosts_both_say_so(hosts: Hosts) -> None:
+    options = ("--leader", ADDRESSES[4][0], *secret(hosts))
+    found = ended(*(start(hosts, index, *options, "--hosts", str(2 + index)) for index in (0, 1)))
+    for code, out, err in found:
+        assert code == 100 and "said " not in out
+        assert "hosts disagree: node-1 has hosts 3, node-0 has 2" in err, err

@@ -84,7 +84,18 @@ def test_the_requests_are_ones_of_batch(tmp_path: Path) -> None:
     from botocore.session import get_session
     from botocore.validate import validate_parameters
 
-    more = ("--hosts", "4", "--retries", "2", "--set", "gpus=8", "--env", "A=hidden")
+    more = (
+        "--hosts",
+        "4",
+        "--retries",
+        "2",
+        "--set",
+        "gpus=8",
+        "--env",
+        "A=hidden",
+        "--grace",
+        "90",
+    )
     more += ("--set", 'container.ulimits[0]={"name":"memlock","softLimit":-1,"hardLimit":-1}')
     more += ("--set", "job.timeout.attemptDurationSeconds=3600", "--set", "secret=arn:aws:s")
     definition, job = requests(tmp_path, *more)
@@ -110,6 +121,8 @@ def test_the_requests_are_ones_of_batch(tmp_path: Path) -> None:
     ]
     assert container["command"][-2:] == ["--env", "A"]
     assert container["secrets"] == [{"name": "MUSTER_JOB_SECRET", "valueFrom": "arn:aws:s"}]
+    told = [{"name": "MUSTER_ENGINE", "value": "batch"}]
+    assert container["environment"] == [*told, {"name": "MUSTER_STOP_TOTAL_S", "value": "90"}]
     assert container["linuxParameters"] == {"sharedMemorySize": 30000}
     strategy = definition["retryStrategy"]
     assert strategy["attempts"] == 3 and len(strategy["evaluateOnExit"]) <= 5
@@ -243,7 +256,7 @@ class Service:
         self.asked = asked
         self._server = HTTPServer(("127.0.0.1", 0), Handler)
 
-    def submitted(self, folder: Path) -> Said:
+    def submitted(self, folder: Path, *words: str) -> Said:
         """What `muster submit` says to this service."""
         poll = {"poll_interval": 0.05}
         thread = threading.Thread(target=self._server.serve_forever, kwargs=poll)
@@ -252,7 +265,7 @@ class Service:
             url = f"http://127.0.0.1:{self._server.server_port}"
             keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
             around = {"AWS_ENDPOINT_URL": url, "AWS_DEFAULT_REGION": "us-west-2", **keys}
-            return submit(folder, *WORDS, environ=around)
+            return submit(folder, *WORDS, *words, environ=around)
         finally:
             self._server.shutdown()
             self._server.server_close()
@@ -268,6 +281,24 @@ def test_a_job_is_asked_for_once(tmp_path: Path) -> None:
     said = service.submitted(tmp_path)
     assert said.code == 2, said.err
     assert service.asked == ["registerjobdefinition", "submitjob", "deregisterjobdefinition"]
+
+
+@pytest.mark.parametrize(
+    ("setting", "asked"),
+    [
+        ("container.nosuch=1", []),
+        ("job.nosuch=1", ["registerjobdefinition", "deregisterjobdefinition"]),
+    ],
+)
+def test_a_field_that_batch_does_not_have_is_named(
+    tmp_path: Path, setting: str, asked: list[str]
+) -> None:
+    """By boto3, which sends no such request: no job can have been made."""
+    service = Service({"registerjobdefinition": REGISTERED})
+    said = service.submitted(tmp_path, "--set", setting)
+    assert said.code == 2 and "Unknown parameter in " in said.err and '"nosuch"' in said.err, said
+    assert "may have taken it" not in said.err, said.err
+    assert service.asked == asked and not list((tmp_path / "muster-runs").glob("*-train"))
 
 
 @pytest.mark.parametrize("definition", ["arn:d", "arn:other"])
@@ -388,3 +419,39 @@ def test_what_a_terminal_cannot_show_does_not_end_the_output(
         monkeypatch.setattr(sys, "stdout", stdout)
         batch.output(Submitted("batch", "j-1", "train", 1, "")).rest()
     assert capfdbinary.readouterr().out == "a?\n100 % \u2588\nend\n".encode()
+
+
+def test_what_the_nodes_print_is_shown_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """From the beginning, in pieces, also what comes later; of a node that has printed nothing, and
+    of an answer that does not come, nothing."""
+    streams = {"n/0": ["a", "b"], "n/1": ["c"]}
+    silent = False
+
+    def answer(_service: object, action: str, **asked: Any) -> dict[str, Any]:
+        if silent:
+            raise UsageError("AWS: no answer")
+        if action == "describe_jobs":
+            assert asked["jobs"] == ["j-1#0", "j-1#1", "j-1#2"]
+            names = [{"container": {"logStreamName": name}} for name in streams]
+            return {"jobs": [*names, {"container": {}}]}
+        lines = streams[asked["logStreamName"]]
+        assert ("nextToken" in asked) != ("startFromHead" in asked)
+        at = int(asked.get("nextToken", "0"))
+        events = [{"message": line} for line in lines[at : at + 1]]  # the most of one answer
+        return {"events": events, "nextForwardToken": str(at + len(events))}
+
+    monkeypatch.setattr(batch, "_client", lambda *_: None)
+    monkeypatch.setattr(batch, "_answer", answer)
+    shown = batch.output(Submitted("batch", "j-1", "train", 3, ""))
+    shown.more()
+    assert capsys.readouterr().out == "a\nb\nc\n"
+    streams["n/1"].append("d")
+    shown.more()  # too soon to ask again
+    assert capsys.readouterr().out == ""
+    silent = True
+    shown.rest()
+    silent = False
+    shown.rest()
+    assert capsys.readouterr().out == "d\n"

@@ -129,7 +129,7 @@ def test_too_much_code_is_refused_before_anything_is_made(tmp_path: Path) -> Non
     [
         (("--image", ""), "--image is missing", "--image IMAGE"),
         (("--kind", "jobsett"), "--kind jobsett", "jobset"),
-        (("--set", "pod..x=1"), "no path", "container.resources"),
+        (("--set", "pod..x=1"), "no path", "container.NAME"),
         (("--set", "pods.x=1"), "begins with pods", "pod"),
         (("--set", "pod=1"), "cannot be replaced", ""),
         (("--set", "pod.volumes[9].name=x"), "has 3 entries", "[3]"),
@@ -208,3 +208,9 @@ def test_pods_with_their_nodes_network_ask_the_clusters_name_server(tmp_path: Pa
 
     assert policy() == "ClusterFirstWithHostNet"
     assert policy("--set", "pod.dnsPolicy=None") == "None"
+
+
+def test_a_namespace_is_that_of_all_objects(tmp_path: Path) -> None:
+    made = printed(tmp_path, "--set", "metadata.namespace=team")
+    assert {one["metadata"]["namespace"] for one in made} == {"team"}
+    assert not any("namespace" in one["metadata"] for one in printed(tmp_path))

@@ -141,6 +141,14 @@ def test_a_lost_pod_begins_the_job_again(start: Start, tmp_path: Path) -> None:
     assert node.pods[0].code in (102, 143) and node.failures == 1, logs(node)
 
 
+def test_a_running_job_is_asked_in_its_leaders_pod(start: Start) -> None:
+    """Nobody names a run there: a pod has one."""
+    leader = start("stay").latest(0)
+    wait_until(lambda: "ranks run" in leader.log, WAIT_S, lambda: leader.log)
+    wait_until(lambda: leader.asked("muster", "ps").count(" idle") == 2, WAIT_S, lambda: leader.log)
+    assert "rank 1 on node-1 is at train.py:" in leader.asked("muster", "stacks", "--ranks", "1")
+
+
 def test_nothing_is_left(start: Start) -> None:
     node = start("stay")
     wait_until(lambda: node.tick() or all("ranks run" in pod.log for pod in node.pods), WAIT_S)

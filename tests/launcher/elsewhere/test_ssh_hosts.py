@@ -118,6 +118,10 @@ def test_hosts_run_one_job_and_their_records_come_back(place: Place) -> None:
     assert (run / "summary.json").exists()
     assert all((run / name / "events.jsonl").exists() for name in NAMES)
     assert list((place.folder / "tmp").iterdir()) == []
+    figures = json.loads(muster(place, "report", "run", "--json"))
+    assert figures["verdict"]["level"] == "good" and "submit" in figures["facts"]["command"], (
+        figures
+    )
 
 
 def test_a_script_that_tidies_up_loses_nothing(place: Place) -> None:

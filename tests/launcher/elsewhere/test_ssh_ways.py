@@ -6,12 +6,14 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from muster.version import __version__
 from tests.launcher.elsewhere.sshd import ALIAS, Desk, ssh_hosts
 from tests.launcher.elsewhere.test_ssh_hosts import SCRIPT, Place, result
 from tests.support.waiting import wait_until
@@ -56,6 +58,25 @@ def test_many_hosts_behind_one_that_takes_few_at_a_time(place: Place) -> None:
     behind = NAMES[1:]
     code, out, err = result(place.start("--set", "ProxyJump=host-0", file="\n".join(behind)))
     assert code == 0 and out.count("said ") == len(behind), err
+    nothing_left(place)
+
+
+OLDER = """\
+import runpy, muster.version
+muster.version.__version__ = "0.0.9"
+runpy.run_module("muster", alter_sys=True)
+"""
+
+
+def test_a_host_with_another_muster_is_told_which_one_to_install(place: Place) -> None:
+    (place.folder / "older.py").write_text(OLDER)
+    python = place.folder / "python"  # is called with `-m muster run --attended`
+    python.write_text(f'#!/bin/sh\nshift 2\nexec {sys.executable} {place.folder}/older.py "$@"\n')
+    python.chmod(0o755)
+    code, out, err = result(place.start("--python", str(python), file="host-1"))
+    assert (code, out) == (2, ""), err
+    assert f"host-1 has muster 0.0.9, this is {__version__}" in err, err
+    assert f"muster-training=={__version__}" in err and not (place.folder / "run").exists()
     nothing_left(place)
 
 

@@ -81,4 +81,6 @@ def test_an_exception_on_one_rank_ends_all_within_seconds(backend: str) -> None:
     said = [line.removeprefix("[rank1]: ") for line in ends[1].err.splitlines()]
     assert "ValueError: bad batch" in said, words_of(ends)
     if sys.version_info >= (3, 11):
-        assert "in step function train, call 3, on rank 1, microbatch 1 (of 2, counted from 0)" in said
+        assert (
+            "in step function train, call 3, on rank 1, microbatch 1 (of 2, counted from 0)" in said
+        )

@@ -125,6 +125,15 @@ class Pod:
         if self.killed_at is not None and time.monotonic() > self.killed_at:
             self.signal(signal.SIGKILL)
 
+    def asked(self, *words: str) -> str:
+        """What a command prints that is started beside the container's, as by `kubectl exec`."""
+        settings = [f"{key}={value}" for key, value in self._environ().items()]
+        into = ["nsenter", "--all", "--root", "--wd", f"--target={self.first[0]}"]
+        done = subprocess.run(
+            [*into, "env", "-i", *settings, *words], capture_output=True, text=True, check=False
+        )
+        return done.stdout + done.stderr
+
     def end(self) -> None:
         """Whatever it does."""
         if self._process.poll() is None:

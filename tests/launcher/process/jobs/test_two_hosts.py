@@ -114,7 +114,9 @@ def test_a_late_host_is_waited_for_and_named(cluster: Make) -> None:
     job = cluster(RENDEZVOUS)
     job.start("algo-1", command=train_after(report_progress_often))
     wait_until(
-        lambda: len(lines(job.text("algo-1", "err"), "WARNING job waiting for algo-2 to join")) >= 3,
+        lambda: (
+            len(lines(job.text("algo-1", "err"), "WARNING job waiting for algo-2 to join")) >= 3
+        ),
         20,
         lambda: job.story("not named again and again"),
     )

@@ -97,6 +97,8 @@ def test_a_list_of_hosts_is_not_dropped_for_an_engine() -> None:
         command.refuse_contradiction(Engine("slurm", 0, 1), parsed("a.py", "--host-list", "a,b"))
 
 
-def test_a_count_goes_with_an_index_of_the_environment() -> None:
-    around = command.with_options({"MUSTER_HOST_INDEX": "0"}, parsed("a.py", "--hosts", "2"))
+@pytest.mark.parametrize("said", ["MUSTER_HOST_INDEX", "MUSTER_LEADER"])
+def test_a_count_goes_with_what_else_the_environment_says_of_the_hosts(said: str) -> None:
+    around = command.with_options({said: "0"}, parsed("a.py", "--hosts", "2"))
     assert around["MUSTER_HOST_COUNT"] == "2"
+    assert "MUSTER_HOST_COUNT" not in command.with_options({}, parsed("a.py", "--hosts", "2"))

@@ -111,10 +111,34 @@ def test_pods_of_an_indexed_job_find_the_first_one() -> None:
     assert (engine.host_index, engine.host_count, engine.nameless) == (2, 3, True)
 
 
+@pytest.mark.parametrize(
+    ("environ", "what", "value"),
+    [
+        ({**SLURM, "SLURM_GPUS_ON_NODE": "8"}, "slots", 8),
+        ({**SLURM, "SLURM_GPUS_ON_NODE": "0"}, "slots", None),
+        ({"SKYPILOT_NUM_GPUS_PER_NODE": "4"}, "slots", 4),
+        ({"SKYPILOT_TASK_ID": "sky-7"}, "job", "sky-7"),
+        ({"MUSTER_JOB_NAME": "mine"}, "job", "mine"),
+        ({"MUSTER_ATTEMPT": "2"}, "attempt", 2),
+        # who writes a list has the last word, also beside SkyPilot's
+        ({"MUSTER_HOSTS": "a,b"}, "names", ("a", "b")),
+        ({"MUSTER_HOST_INDEX": "0"}, "host_index", 0),
+    ],
+)
+def test_what_else_an_engine_may_say(environ: dict[str, str], what: str, value: object) -> None:
+    listed = {"SKYPILOT_NODE_IPS": "10.0.0.1\n10.0.0.2", "SKYPILOT_NODE_RANK": "1"}
+    engine = found(environ if "SLURM_NODEID" in environ else {**listed, **environ})
+    assert getattr(engine, what) == value
+
+
 def test_pods_of_an_mpi_job() -> None:
     engine = found(MPI_JOB, {"/etc/mpi/hostfile": HOSTFILE})
     assert engine.names == ("pi-worker-0.pi.default.svc", "pi-worker-1.pi.default.svc")
     assert (engine.host_index, engine.slots, engine.job) == (1, 2, "pi")
+    # the operator's, which may lie elsewhere, and in pods whose role is not said
+    told = {"OMPI_MCA_orte_default_hostfile": "/its/hostfile", "HOSTNAME": "pi-worker-0"}
+    other = found({**told, **TRAIN_JOB, **told}, {"/its/hostfile": f"# made\n\n{HOSTFILE}"})
+    assert (other.names, other.host_index) == (engine.names, 0)
 
 
 @pytest.mark.parametrize(
@@ -188,6 +212,10 @@ def test_a_request_of_sagemaker_counts_unless_muster_run_wrote_it() -> None:
         ({"MUSTER_HOSTS": "a,a", "MUSTER_HOST_INDEX": "0"}, "appears twice"),
         ({"MUSTER_HOSTS": "a=b", "MUSTER_HOST_INDEX": "0"}, "is not NAME=ADDRESS"),
         ({"MUSTER_HOST_COUNT": "2", "MUSTER_HOST_INDEX": "1"}, "MUSTER_LEADER: not set"),
+        # who says a part of it would else have a job of one host, and so would every other host
+        ({"MUSTER_HOST_INDEX": "1", "MUSTER_LEADER": "a"}, "MUSTER_HOST_COUNT: not set"),
+        ({"MUSTER_LEADER": "a"}, "MUSTER_HOST_COUNT: not set"),
+        ({"MUSTER_HOST_COUNT": "2", "MUSTER_LEADER": "a"}, "MUSTER_HOST_INDEX: not set"),
         ({"MUSTER_ENGINE": "slrum"}, "did you mean 'slurm'"),
         ({"MUSTER_ENGINE": "batch"}, "batch did not start this host"),
     ],

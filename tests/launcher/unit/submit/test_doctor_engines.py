@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from pathlib import Path
 
 import pytest
@@ -38,11 +39,51 @@ def test_a_desk_without_the_client_is_told(
     assert finding.level == "FAIL" and "there is no" in finding.found and finding.fix
 
 
-def test_a_client_that_fails_is_shown_with_its_own_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+KUBECTL = """\
+#!/bin/sh
+[ "$1" != version ] || {{
+  echo '{{
+  "clientVersion": {{"major": "1", "minor": "20"}},{server}
+}}'
+  [ -n '{server}' ] || {{ echo 'The connection to the server was refused' >&2; exit 1; }}
+  exit 0
+}}
+[ "$4" != secrets ] || {{ echo no; exit 1; }}
+echo yes
+"""
+SERVER = '"serverVersion": {{"major": "1", "minor": "{}"}}'
+
+
+@pytest.mark.parametrize(
+    ("server", "levels", "found"),
+    [
+        (SERVER.format(32), ["OK", "OK", "OK", "OK", "FAIL", "OK"], "Kubernetes 1.32"),
+        (SERVER.format("23+"), ["OK", "FAIL", "OK", "OK", "FAIL", "OK"], "Kubernetes 1.23"),
+        ("", ["OK", "FAIL"], "The connection to the server was refused"),
+    ],
+)
+def test_what_a_cluster_says_is_judged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, server: str, levels: list[str], found: str
 ) -> None:
-    script = "#!/bin/sh\necho '{'\necho 'The connection was refused' >&2\nexit 1\n"
-    (tmp_path / "kubectl").write_text(script)
-    (tmp_path / "kubectl").chmod(0o700)
-    monkeypatch.setitem(os.environ, "PATH", f"{tmp_path}:{os.environ['PATH']}")
-    assert checked("kubernetes")[-1].found == "The connection was refused"
+    """A right that is missing, an old cluster, one that is not there: kubectl tells of itself."""
+    (tmp_path / "kubectl").write_text(KUBECTL.format(server=server))
+    (tmp_path / "kubectl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    findings = checked("kubernetes")
+    assert [one.level for one in findings] == levels, findings
+    assert found in findings[1].found
+    assert {one.name for one in findings if one.level == "FAIL"} - {"cluster"} <= {"secrets"}
+
+
+def test_what_batch_needs_at_the_desk_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    assert [(one.name, one.level) for one in checked("batch")] == [
+        ("boto3", "OK"),
+        ("region", "WARN"),
+    ]
+    monkeypatch.setenv("AWS_REGION", "eu-west-1")
+    assert [one.found for one in checked("batch")][1:] == ["eu-west-1"]
+    monkeypatch.setitem(sys.modules, "boto3", None)
+    (finding,) = checked("batch")
+    assert finding.level == "FAIL" and "pip install" in finding.fix

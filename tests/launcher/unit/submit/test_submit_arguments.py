@@ -140,6 +140,7 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
         (["--on", "hosts:twice"], "host 'a' appears twice"),
         (["--on", "hosts:two", "--hosts", "3"], "--hosts 3: two names 2"),
         (["--on", "hosts:two", "--image", "x"], "--image x: on hosts reached by ssh no container"),
+        (["--on", "hosts:two", "--kind", "x"], "--kind x: on hosts reached by ssh no container"),
         (["--on", "hosts:two", "--retries", "2"], "--retries 2: a job that a person attends"),
         (["--on", "slurm", "--image", "x", "--kind", "jobset"], "--kind jobset: no way to start"),
         (["--on", "slurm", "--set", "nodes=3"], "--set nodes: muster decides it"),
@@ -181,3 +182,33 @@ def test_a_script_that_an_option_took_for_a_run_is_no_missing_run(
     assert main(["submit", "--on", "slurm", *words]) == 2
     said = capsys.readouterr().err
     assert "is a command of its own" in said and "after its SCRIPT" in said, said
+
+
+@pytest.mark.promise("E05")
+@pytest.mark.parametrize(
+    ("options", "program"),
+    [
+        (["--on", "slurm"], "sbatch"),
+        (["--on", "kubernetes", "--image", "x"], "kubectl"),
+        (["--on", "hosts:two"], "ssh"),
+    ],
+)
+def test_a_desk_without_the_engines_client_can_print_and_nothing_else(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    program: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    for name, text in {"train.py": "", "two": "a\nb\n"}.items():
+        (tmp_path / name).write_text(text)
+    before = sorted(os.listdir())
+    words = ["submit", "train.py", "--output", "run", *options]
+    assert main([*words, "--dry-run"]) == 0
+    assert "muster" in capsys.readouterr().out
+    assert main(words) == 2
+    said = capsys.readouterr()
+    assert f"there is no {program}" in said.err and not said.out, said
+    assert sorted(os.listdir()) == before

@@ -23,6 +23,8 @@ from muster.local import frames
 from muster.local.frames import Receiver, Sender
 from muster.submit.hosts.listed import Destination, attended, in_the_job, read_hosts, ssh
 from muster.submit.hosts.records import Unpacker
+from muster.submit.hosts.request import of_host
+from tests.launcher.unit.submit.test_submit_script import job
 
 
 def listed(tmp_path: Path, text: str) -> tuple[Destination, ...]:
@@ -117,6 +119,25 @@ def test_ssh_asks_nobody_and_takes_the_users_options() -> None:
     assert ssh(Destination("me@node-a", "node-a"), settings) == [
         "ssh", "-T", "-o", "BatchMode=yes", "-F", "my config", "-o", "Port=2222", "--", "me@node-a",
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("grace_s", "told"), [(None, "8"), (120.0, "120")])
+def test_a_host_is_told_its_place_and_its_time_to_stop(
+    tmp_path: Path, grace_s: float | None, told: str
+) -> None:
+    """What others must not read stands beside its command line."""
+    made = job(tmp_path, grace_s=grace_s)
+    made = made._replace(request=made.request._replace(environ={"TOKEN": "hunter2"}))
+    Path(made.run).mkdir()
+    Path(made.run, "secret").write_text("f00d" * 16 + "\n")
+    request = of_host(made, listed(tmp_path, "me@node-a\nnode-b=10.0.0.7\n"), 1)
+    variables = dict(request["variables"])  # type: ignore[call-overload]
+    assert (variables["MUSTER_ENGINE"], variables["MUSTER_HOST_INDEX"]) == ("hosts", "1")
+    assert variables["MUSTER_HOSTS"] == "node-a,node-b=10.0.0.7"
+    assert variables["MUSTER_STOP_TOTAL_S"] == told and request["stop_s"] == float(told)
+    assert variables["MUSTER_JOB_SECRET"] == "f00d" * 16 and request["leader"] == "node-a"
+    assert "hunter2" in str(request["environ"])
+    assert not {"hunter2", "f00d" * 16} & set(str(request["arguments"]).split("'"))
 
 
 @pytest.mark.parametrize("python", ["/no where/it's/python", "/usr/bin/python3"])

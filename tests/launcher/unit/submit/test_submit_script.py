@@ -115,6 +115,16 @@ def test_a_job_begins_again_where_that_helps(
     assert (seen / "scontrol").exists() == again
 
 
+@pytest.mark.parametrize(("grace_s", "told"), [(120.0, "120"), (None, None)])
+def test_a_longer_grace_is_the_hosts_time_to_stop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float | None, told: str | None
+) -> None:
+    """Else it is what KillWait leaves, which they know by themselves."""
+    monkeypatch.delenv("MUSTER_STOP_TOTAL_S", raising=False)
+    _, seen = run_it(tmp_path, job(tmp_path, grace_s=grace_s), 0)
+    assert variables(seen).get("MUSTER_STOP_TOTAL_S") == told
+
+
 @pytest.mark.parametrize(("said", "found"), [('    "exit_code": 42,', 42), ("", 102)])
 def test_a_host_that_was_killed_hides_no_outcome(tmp_path: Path, said: str, found: int) -> None:
     """srun has the killed one's 137; the leader's word counts, and one that left none was lost."""

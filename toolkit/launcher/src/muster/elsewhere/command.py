@@ -140,7 +140,7 @@ def with_options(caller: Mapping[str, str], args: argparse.Namespace) -> dict[st
         SECRET_FILE: args.secret_file,
     }
     environ.update({name: str(value) for name, value in options.items() if value is not None})
-    if args.count and INDEX in environ and HOSTS not in environ:
+    if args.count and {INDEX, LEADER} & environ.keys() and HOSTS not in environ:
         environ.setdefault(COUNT, str(args.count))
     if args.insecure_join:
         environ["MUSTER_INSECURE_JOIN"] = "1"

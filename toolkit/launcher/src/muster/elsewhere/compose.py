@@ -113,7 +113,7 @@ def environ(
         made["MUSTER_RUN_DIR"] = run_dir
     if secret:
         made["MUSTER_JOB_SECRET"] = secret
-    if engine.nameless:
+    if not engine.names:
         made["MUSTER_INVENTED_NAMES"] = "1"
     made |= asked_variables(request)
     addresses = ",".join(f"{name}={address}" for name, address in place.addresses.items())

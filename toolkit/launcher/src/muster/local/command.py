@@ -32,7 +32,9 @@ FOREIGN = {
     ),
     "-v": "what train and launchers say is shown with --verbose",
     "--max-restarts": "leave it out, or see --retries of `muster submit`: a failed job ends",
-    **dict.fromkeys(("--isolation", "--memory", "--timeout", "--fault", "--json"), _HERE),
+    **dict.fromkeys(
+        ("--isolation", "--memory", "--internet", "--timeout", "--fault", "--json"), _HERE
+    ),
     "--network": "hosts have the network of their engine, or of --isolation",
     "-e": "one variable for the script is --env K=V",
     "-o": "the run folder is --output DIR",

@@ -246,12 +246,12 @@ def _client(service: str, job: Submitted | None = None) -> Any:
 
 def _answer(service: Any, action: str, **request: Any) -> dict[str, Any]:
     """Raises UsageError in the service's own words, _UnansweredError where there were none."""
-    from botocore.exceptions import BotoCoreError, ClientError
+    from botocore.exceptions import BotoCoreError, ClientError, ParamValidationError
 
     try:
         found: dict[str, Any] = getattr(service, action)(**request)
-    except ClientError as error:
-        raise UsageError(f"AWS: {client.in_a_sentence(str(error))}") from None
+    except (ClientError, ParamValidationError) as error:  # the latter is boto3's own, in many lines
+        raise UsageError(f"AWS: {client.in_a_sentence(' '.join(str(error).split()))}") from None
     except BotoCoreError as error:
         raise _UnansweredError(f"AWS: {client.in_a_sentence(str(error))}") from None
     return found

@@ -15,20 +15,21 @@ HOSTS, INDEX, LEADER = "MUSTER_HOSTS", "MUSTER_HOST_INDEX", "MUSTER_LEADER"
 COUNT = "MUSTER_HOST_COUNT"
 STOP_S = 8.0  # docker and ssh leave 10 s
 OWN_NAME = "/etc/hostname"
+_NUMBER = f"say how many hosts there are by it or --hosts, or list all in {HOSTS} or --host-list"
 
 
 def read(environ: Mapping[str, str], files: Files) -> Engine | None:
     """Hosts by `a,b`, by `a=10.0.0.1,b=fd00::2`, or by their count and the leader's address."""
     values = Values(environ)
     text = values.text("hosts", HOSTS, "SKYPILOT_NODE_IPS")
-    if not text and COUNT not in environ:
+    if not text and not {COUNT, INDEX, LEADER} & environ.keys():
         return None
     where = values.origins.get("hosts", "").removeprefix("variable ")
     names, addresses = listed_hosts(text, where)
     fix = f"set {INDEX} (--host-index) on every host, from 0, which leads"
     if names:
         values.origins["count"] = values.origins["hosts"]
-    count = len(names) or values.needed("count", COUNT, least=1, fix=fix)
+    count = len(names) or values.needed("count", COUNT, least=1, fix=_NUMBER)
     leader = values.text("leader", LEADER)
     index = values.number("index", INDEX, "SKYPILOT_NODE_RANK")
     own = files(OWN_NAME).strip()
