@@ -109,7 +109,6 @@ def _of_messages() -> Iterator[Case]:
         yield Case(point, "messages 900000", 1, nth=5)
     for point in ("thread_armed", "thread_moved"):
         yield Case(point, "messages 1000", 1, nth=1)
-    yield Case("progress_armed", "messages 1000", 1)
     for point in ("offer_written", "offer_arrived", "offer_reading", "offer_taken", "offer_ended"):
         yield Case(point, "messages 5000", 1, nth=5, environ=OFFERS)
     yield Case("offer_piece_read", "messages 3000000", 1, nth=5, environ=OFFERS)

@@ -28,7 +28,7 @@
   /* messages of a node: p2p/post.c, p2p/ring.c, p2p/progress.c */ \
   POINT(post_begun) POINT(ring_head_written) POINT(ring_piece_written) POINT(ring_writer_blocked) POINT(ring_filled) \
   POINT(ring_noted) POINT(ring_head_read) POINT(ring_piece_read) \
-  POINT(progress_armed) POINT(thread_armed) POINT(thread_moved) \
+  POINT(thread_armed) POINT(thread_moved) \
   /* large messages of a node: p2p/give.c, p2p/take.c, p2p/ring.c */ \
   POINT(offer_written) POINT(offer_withdrawn) POINT(offer_copying) POINT(offer_ended) \
   POINT(offer_arrived) POINT(offer_reading) POINT(offer_piece_read) POINT(offer_wanted) POINT(offer_taken) \

@@ -8,6 +8,7 @@
 void mc_note_end(struct mc_p2p *p, struct mc_request *r) {
   MC_PUSH(&p->ended, r->note);
   r->note = NULL;
+  p->followed--;
   pthread_cond_signal(&p->ended_news);
 }
 
@@ -31,7 +32,9 @@ int mc_follow(struct mc_comm *c, uint64_t request) {
   struct mc_request *r = mc_request_find(p, request);
   if (r && !r->note && !p->followed_no_more) {
     r->note = note;
+    p->followed++;
     if (r->done) mc_note_end(p, r);
+    else mc_p2p_arm_progress(p); /* nobody else may look after it */
   } else {
     free(note);
     code = MC_EINVAL;

@@ -7,7 +7,7 @@
 #include "group/fault_point.h"
 
 #define SLOT_BITS 24
-#define NET_SPIN 10u /* times the spin within a node: what goes to another node and its answer take longer */
+#define LONG_SPIN 10u  /* times the spin of a sum: to another node and back, or a copy of a megabyte, takes longer */
 #define SPIN_REST 127u /* waits at most that do not spin after spins that were in vain */
 
 static void release(struct mc_p2p *p) {
@@ -175,24 +175,25 @@ static int report(struct mc_p2p *p, struct mc_request *r, struct mc_status *stat
   return code;
 }
 
-/* Without the lock: spins a little, then sleeps until news or `until`. */
-static void wait_for_doorbell(struct mc_p2p *p, uint32_t wake_seq, uint64_t until, uint64_t *spin_until) {
+/* Without the lock: spins until `spin_until`, then sleeps until news or `until`. False: the spin was in vain. */
+static bool wait_for_doorbell(struct mc_p2p *p, uint32_t wake_seq, uint64_t until, uint64_t spin_until) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   uint64_t now = mc_now_ns();
-  while (now < *spin_until) {
+  while (now < spin_until) {
     for (unsigned i = 0; i < 32; i++)
-      if (atomic_load_explicit(&doorbell->wake_seq, memory_order_acquire) != wake_seq) return;
+      if (atomic_load_explicit(&doorbell->wake_seq, memory_order_acquire) != wake_seq) return true;
     now = mc_now_ns();
   }
-  if (now >= until) return;
+  if (now >= until) return false;
   __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
   mc_doorbell_sleep(doorbell, wake_seq, until - now < MC_SLICE_NS ? until - now : MC_SLICE_NS);
+  return false;
 }
 
 /* A waiter takes the place of the thread at the doorbell or at the sockets, and gives it back. */
 static void take_over(struct mc_p2p *p, bool near, bool remote, int sign) {
   p->waiters += (uint32_t)sign;
-  if (near) p->doorbell_waiters += (uint32_t)sign;
+  if (near) p->doorbell_waiters += (uint32_t)sign, p->turns_near++;
   if (near && remote) p->both_waiters += (uint32_t)sign;
   if (!near) p->net_waiters += (uint32_t)sign;
   if (near && sign > 0) atomic_store(&mc_own_doorbell(p)->armed, 0);
@@ -200,27 +201,30 @@ static void take_over(struct mc_p2p *p, bool near, bool remote, int sign) {
   mc_p2p_arm_progress(p);
 }
 
-/* How long this wait spins at the sockets after something has moved there. To sleep and to be woken takes longer
- * than a message, so a spin pays where the peer answers at once. Where it does not, or cannot since this spin has
- * the processor that it needs, spins are in vain, and each makes the next twice as rare. */
-static uint64_t net_spin_ns(struct mc_p2p *p) {
-  if (!p->spin_rest) return mc_spin_ns(p->c) * NET_SPIN;
-  p->spin_rest--;
-  return 0;
+/* Whether this wait spins long. To sleep and to be woken takes longer than a message, so a spin pays where the peer
+ * answers at once. Where it does not, or cannot since this spin has the processor that it needs, spins are in vain,
+ * and each makes the next twice as rare. */
+static bool spins_long(struct mc_spin *spin) {
+  if (!spin->rest) return true;
+  spin->rest--;
+  return false;
 }
 
-static void learn(struct mc_p2p *p, bool in_vain) {
-  p->spin_vain = !in_vain ? 0 : p->spin_vain < SPIN_REST ? p->spin_vain * 2 + 1 : SPIN_REST;
-  p->spin_rest = p->spin_vain;
+static void learn(struct mc_spin *spin, bool in_vain) {
+  spin->vain = !in_vain ? 0 : spin->vain < SPIN_REST ? spin->vain * 2 + 1 : SPIN_REST;
+  spin->rest = spin->vain;
 }
 
 static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t until) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const uint64_t id = r->id, deadline_ns = r->deadline_ns + 1;
   const bool near = r->near, remote = r->remote;
-  const uint64_t net_spin = near ? 0 : net_spin_ns(p);
-  uint64_t moved = mc_now_ns(), spin_until = moved + mc_spin_ns(p->c);
-  bool in_vain = !net_spin, more = false;
+  struct mc_spin *spin = near ? &p->near_spin : &p->net_spin;
+  const bool is_long = spins_long(spin);
+  const uint64_t spin_ns = is_long ? mc_spin_ns(p->c) * LONG_SPIN : near ? mc_spin_ns(p->c) : 0;
+  uint64_t moved = mc_now_ns();
+  const uint64_t spin_until = moved + spin_ns;
+  bool in_vain = !spin_ns, more = false;
   take_over(p, near, remote, 1);
   for (;;) {
     const uint32_t wake_seq = atomic_load(&doorbell->wake_seq);
@@ -239,22 +243,22 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
     } else if (now >= at_most) {
       mc_p2p_check_liveness(p, true);
     } else if (!near && !p->polling) {
-      in_vain |= now - moved >= net_spin; /* also what comes late, after others had the processor: no more of this */
-      p->turns++;
+      in_vain |= now - moved >= spin_ns; /* also what comes late, after others had the processor: no more of this */
+      p->turns_net++;
       if (in_vain) __atomic_fetch_add(&p->c->stats.sleeps, 1, __ATOMIC_RELAXED);
       mc_p2p_poll_sockets(p, in_vain ? at_most - now : 0);
       if (p->loop->moved && !in_vain) {
         const uint64_t came = mc_now_ns();
-        in_vain = came - moved >= net_spin, moved = came;
+        in_vain = came - moved >= spin_ns, moved = came;
       }
     } else {
       if (!near && p->net_waiters == 1) mc_p2p_wake_progress(p); /* the thread is to leave */
       pthread_mutex_unlock(&p->lock);
-      wait_for_doorbell(p, wake_seq, at_most, &spin_until);
+      if (!wait_for_doorbell(p, wake_seq, at_most, spin_until)) in_vain = true;
       mc_p2p_enter(p);
     }
   }
-  if (net_spin) learn(p, in_vain);
+  if (is_long) learn(spin, in_vain);
   take_over(p, near, remote, -1);
 }
 

@@ -6,10 +6,10 @@
 #include "p2p/state.h"
 #include "group/fault_point.h"
 
-#define LINGER 2u         /* slices before the doorbell's thread has to be called: posts in a row need not wake it */
-#define GRACE_NS 1000000u /* a poster may wait at once: until then the sockets are left to it ... */
+#define LINGER 2u         /* slices in which nothing is pending, before the doorbell's thread sleeps longer */
+#define GRACE_NS 1000000u /* a poster may wait at once: until then the rings or the sockets are left to it; two at once wait for each other ... */
 #define RESTS 1000u       /* at most, until a thread that wants the lock has it */
-#define GRACES 20u        /* ... and so often before their thread has to be called */
+#define GRACES 20u        /* ... and so often before the sockets' thread has to be called */
 
 void mc_p2p_enter(struct mc_p2p *p) {
   atomic_fetch_add(&p->entering, 1);
@@ -33,13 +33,10 @@ void mc_p2p_wake_progress(struct mc_p2p *p) {
 
 void mc_p2p_arm_progress(struct mc_p2p *p) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
-  if (has_near(p) && !p->doorbell_waiters) {
-    /* Arm first, then look: what comes between the two wakes the thread. The other way round it would
-     * be noticed at the next slice only. */
-    atomic_store(&doorbell->armed, 1);
-    MC_FAULT_POINT(progress_armed);
-    mc_rings_move(p);
-    if (has_near(p) && (p->doorbell_idle || p->reads.first)) mc_doorbell_wake_thread(doorbell);
+  const bool called = p->followed || (p->doorbell_rests && !atomic_load(&doorbell->armed));
+  if (has_near(p) && !p->doorbell_waiters && called) {
+    p->turns_near++; /* the caller may wait at once */
+    mc_doorbell_wake_thread(doorbell);
   }
   if (p->reads.first && p->doorbell_waiters) mc_doorbell_wake(doorbell); /* it reads on */
   const bool needed = p->pending_remote && !p->net_waiters && !p->polling;
@@ -47,37 +44,40 @@ void mc_p2p_arm_progress(struct mc_p2p *p) {
 }
 
 /* false: there has been nothing to do for long enough */
-static bool sleep_on_doorbell(struct mc_p2p *p, uint32_t *idle_for) {
+static bool sleep_on_doorbell(struct mc_p2p *p, uint64_t *turns, uint32_t *idle_for) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const uint32_t thread_seq = atomic_load(&doorbell->thread_seq); /* what is heard from here on wakes the sleep below */
-  const bool alone = has_near(p) && !p->doorbell_waiters;
+  const bool busy = p->turns_near != *turns;
+  const bool alone = has_near(p) && !p->doorbell_waiters && (!busy || p->followed);
+  *turns = p->turns_near;
+  /* Arm first, then look: what comes between the two wakes the thread. The other way round it would
+   * be noticed at the next slice only. */
   atomic_store(&doorbell->armed, alone ? 1u : 0u);
   MC_FAULT_POINT(thread_armed);
   if (alone) mc_rings_move(p);
   const bool more = alone && mc_reads_move(p);
   MC_FAULT_POINT(thread_moved);
   mc_p2p_check_liveness(p, false);
-  *idle_for = has_near(p) ? 0 : *idle_for + 1;
-  p->doorbell_idle = *idle_for > LINGER;
+  *idle_for = has_near(p) || busy ? 0 : *idle_for + 1;
   if (more) {
     mc_p2p_rest(p);
-    p->doorbell_idle = false;
     return true;
   }
-  const uint64_t wait_ns = p->doorbell_idle ? MC_IDLE_NS : MC_SLICE_NS;
+  const bool idle = *idle_for > LINGER;
+  p->doorbell_rests = !busy;
   pthread_mutex_unlock(&p->lock);
-  mc_futex_sleep(&doorbell->thread_seq, thread_seq, wait_ns);
+  mc_futex_sleep(&doorbell->thread_seq, thread_seq, busy ? GRACE_NS : idle ? MC_IDLE_NS : MC_SLICE_NS);
   pthread_mutex_lock(&p->lock);
-  const bool called = !p->doorbell_idle || has_near(p) || atomic_load(&doorbell->thread_seq) != thread_seq;
-  p->doorbell_idle = false;
-  return called;
+  p->doorbell_rests = false;
+  return !idle || has_near(p) || atomic_load(&doorbell->thread_seq) != thread_seq;
 }
 
 static void *run_doorbell(void *of) {
   struct mc_p2p *p = of;
+  uint64_t turns = 0;
   uint32_t idle_for = 0;
   pthread_mutex_lock(&p->lock);
-  while (!p->stop && sleep_on_doorbell(p, &idle_for)) {}
+  while (!p->stop && sleep_on_doorbell(p, &turns, &idle_for)) {}
   p->doorbell_worker.over = true;
   pthread_mutex_unlock(&p->lock);
   return NULL;
@@ -111,8 +111,8 @@ static void *run_net(void *of) {
   uint32_t graces = 0;
   pthread_mutex_lock(&p->lock);
   while (!p->stop) {
-    const bool left_alone = p->pending_remote && !p->net_waiters, busy = p->turns != turns;
-    turns = p->turns;
+    const bool left_alone = p->pending_remote && !p->net_waiters, busy = p->turns_net != turns;
+    turns = p->turns_net;
     graces = left_alone || busy ? 0 : graces + 1;
     if (left_alone && (!busy || p->both_waiters)) {
       mc_p2p_poll_sockets(p, MC_SLICE_NS);

@@ -90,13 +90,14 @@ struct mc_peer {
   uint8_t gone;  /* MC_HERE, or why nothing more comes */
   int why, code; /* of what its requests end with */
 };
+struct mc_spin { uint32_t vain, rest; }; /* waits that do not spin after the last spin in vain, and how many are left */
 struct mc_p2p {
   struct mc_comm *c;
   struct mc_loop *loop; /* NULL: one node */
   pthread_mutex_t lock;
   struct mc_worker doorbell_worker, net_worker;
   bool stop;
-  bool doorbell_idle; /* the doorbell's thread sleeps longer than a slice: it is to be called where it is needed */
+  bool doorbell_rests; /* the doorbell's thread sleeps for long: unless it is armed, it is to be called where it is needed */
   bool net_idle;      /* the same of the sockets' */
   bool polling;       /* a thread sleeps in poll: no other may; mc_p2p_wake_progress wakes it */
   pthread_cond_t net_rest;
@@ -109,8 +110,9 @@ struct mc_p2p {
   uint32_t owed;                         /* messages whose request has ended: the rest of them goes on from a copy */
   uint32_t waiters, doorbell_waiters, net_waiters; /* all; those that move the rings, the sockets themselves */
   uint32_t both_waiters;                           /* those of doorbell_waiters that need the sockets' thread */
-  uint64_t turns;                                  /* of waiters at the sockets */
-  uint32_t spin_vain, spin_rest;                   /* waits that do not spin there after the last spin in vain, and how many are left */
+  uint64_t turns_near, turns_net;                  /* of waiters at the rings, at the sockets */
+  uint32_t followed;                               /* requests under way whose end others wait for */
+  struct mc_spin near_spin, net_spin;
   MC_QUEUE(mc_request) posted; /* receives that no message has come for */
   MC_QUEUE(mc_message) early;  /* messages that no receive has been posted for */
   MC_QUEUE(mc_message) reads;  /* offered, a receive has them: bytes are to be read */
