@@ -156,7 +156,7 @@ def cancel(slurm: Slurm, kind: str, moment: random.Random, at_start: bool) -> No
         assert json.loads(ends.read_text())["outcome"]["result"] == "Stopped", ends.read_text()
 
 
-@pytest.mark.parametrize("turn", range(20))
+@pytest.mark.parametrize("turn", range(50))
 def test_a_cancelled_job_says_so(slurm: Slurm, turn: int) -> None:
     kind = ("plain", "raises", "plain", "mpi", "saves")[turn % 5]
     cancel(slurm, kind, random.Random(turn), at_start=turn % 4 == 3)
