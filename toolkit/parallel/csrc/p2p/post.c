@@ -222,8 +222,7 @@ static void wait_locked(struct mc_p2p *p, const struct mc_request *r, uint64_t u
   struct mc_spin *spin = near ? &p->near_spin : &p->net_spin;
   const bool is_long = spins_long(spin);
   const uint64_t spin_ns = is_long ? mc_spin_ns(p->c) * LONG_SPIN : near ? mc_spin_ns(p->c) : 0;
-  uint64_t moved = mc_now_ns();
-  const uint64_t spin_until = moved + spin_ns;
+  uint64_t moved = mc_now_ns(), spin_until = moved + spin_ns;
   bool in_vain = !spin_ns, more = false;
   take_over(p, near, remote, 1);
   for (;;) {

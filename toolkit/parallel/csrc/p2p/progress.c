@@ -34,10 +34,7 @@ void mc_p2p_wake_progress(struct mc_p2p *p) {
 void mc_p2p_arm_progress(struct mc_p2p *p) {
   struct mc_doorbell *doorbell = mc_own_doorbell(p);
   const bool called = p->followed || (p->doorbell_rests && !atomic_load(&doorbell->armed));
-  if (has_near(p) && !p->doorbell_waiters && called) {
-    p->turns_near++; /* the caller may wait at once */
-    mc_doorbell_wake_thread(doorbell);
-  }
+  if (has_near(p) && !p->doorbell_waiters && called) p->turns_near++, mc_doorbell_wake_thread(doorbell); /* the caller may wait at once */
   if (p->reads.first && p->doorbell_waiters) mc_doorbell_wake(doorbell); /* it reads on */
   const bool needed = p->pending_remote && !p->net_waiters && !p->polling;
   if (needed && (p->net_idle || p->both_waiters)) pthread_cond_signal(&p->net_rest);
