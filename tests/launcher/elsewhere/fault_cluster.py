@@ -22,13 +22,15 @@ WAIT_S = 1800.0  # machines may have to start first, and fetch the image
 
 def why_not(engine: str, fault: Fault) -> str:
     """Why a fault cannot be had there; "" where it can."""
+    if not ENGINE or fault.cannot.get(engine):
+        return fault.cannot.get(engine, "")
     if fault.second:
         return "all hosts of a cluster start the same image"
     if fault.act == "second":
         return "where the cluster puts a second job is not ours to say"
     if engine == "batch" and fault.act.startswith("kill"):
         return "Batch has no way to a node"
-    return fault.cannot.get(engine, "")
+    return ""
 
 
 class OnCluster(Job):

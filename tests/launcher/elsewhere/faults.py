@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-ENGINES = ("slurm", "hosts", "kubernetes", "batch")
 READY = "rank is ready"  # once it hears a stop
 STOPPED = r"STOPPED by SIGTERM( on \S+)?, exit code 143"
 JOIN_S = 8

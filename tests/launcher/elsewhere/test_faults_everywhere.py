@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.launcher.elsewhere import fault_cluster
+from tests.launcher.elsewhere.fault_cluster import ENGINE, OnCluster, why_not
 from tests.launcher.elsewhere.fault_engines import InPods, Job, OnBatch, OnHosts, OnSlurm
-from tests.launcher.elsewhere.faults import ENGINES, FAULTS, READY, Fault
+from tests.launcher.elsewhere.faults import FAULTS, READY, Fault
 from tests.launcher.elsewhere.sshd import Desk, ssh_hosts
 from tests.launcher.support.slurm import Slurm, cluster
 from tests.support.hosts import Networks, networks, skip_without_networks
@@ -24,6 +24,8 @@ KINDS: dict[str, tuple[Callable[..., Job], str]] = {
     "kubernetes": (InPods, "nodes"),
     "batch": (OnBatch, "nodes"),
 }
+if ENGINE:
+    KINDS = {ENGINE: (OnCluster, "tmp_path")}
 
 
 @pytest.fixture(scope="module")
@@ -52,8 +54,6 @@ def start(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterat
 
         def one(fault: Fault, run: str) -> Job:
             kind, needed = KINDS[engine]
-            if CLUSTER:
-                kind, needed = fault_cluster.OnCluster, "tmp_path"
             job: Job = kind(request.getfixturevalue(needed), tmp_path, fault, run)
             stack.callback(job.close)
             return job
@@ -61,13 +61,7 @@ def start(request: pytest.FixtureRequest, engine: str, tmp_path: Path) -> Iterat
         yield one
 
 
-CLUSTER = fault_cluster.ENGINE
-CELLS = [
-    (engine, fault)
-    for engine in ([CLUSTER] if CLUSTER else ENGINES)
-    for fault in FAULTS
-    if not (fault_cluster.why_not(engine, fault) if CLUSTER else engine in fault.cannot)
-]
+CELLS = [(engine, fault) for engine in KINDS for fault in FAULTS if not why_not(engine, fault)]
 
 
 @pytest.mark.promise("E01")

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.elsewhere.kubernetes.kubelet import Image, Pod
+from tests.launcher.elsewhere.kubernetes.kubelet import INDEX, NAMESPACE, Image, Pod
 from tests.support.hosts import Networks
 
 
@@ -72,13 +72,26 @@ class IndexedJob:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def shown(self) -> list[dict[str, Any]]:
-        """The pods that have ended, as the cluster tells of them."""
+        """The pods as the cluster tells of them: those that have ended in that order, then the
+        others."""
         found = []
-        for place, pod in enumerate(self._counted):
+        going = [pod for pod in self.pods if pod not in self._counted]
+        for place, pod in enumerate([*self._counted, *going]):
             ended = {"exitCode": pod.code, "finishedAt": f"2026-11-29T10:00:{place:02d}Z"}
-            one = {"name": pod.container["name"], "state": {"terminated": ended}}
-            about = {"annotations": {"batch.kubernetes.io/job-completion-index": str(pod.index)}}
-            found.append({"metadata": about, "status": {"containerStatuses": [one]}})
+            state = {"running": {}} if pod in going else {"terminated": ended}
+            one = {"name": pod.container["name"], "state": state}
+            phase = "Running" if pod in going else "Failed" if pod.code else "Succeeded"
+            about = {
+                "name": pod.name,
+                "namespace": NAMESPACE,
+                "annotations": {INDEX: str(pod.index)},
+            }
+            about["labels"] = self.template["metadata"]["labels"]
+            status = {"phase": phase, "containerStatuses": [one]}
+            found.append(
+                {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": status}
+                | {"spec": self.template["spec"]}
+            )
         return found
 
     def latest(self, index: int) -> Pod:

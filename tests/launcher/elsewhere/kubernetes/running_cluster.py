@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.launcher.elsewhere.kubernetes.api_server import NAMESPACE, Cluster
+from tests.launcher.elsewhere.kubernetes.api_server import Cluster
 from tests.launcher.elsewhere.kubernetes.indexed_job import IndexedJob
-from tests.launcher.elsewhere.kubernetes.kubelet import INDEX, Image
+from tests.launcher.elsewhere.kubernetes.kubelet import Image
 from tests.support.hosts import Networks
 
 LOOK_S = 0.05
@@ -81,24 +81,10 @@ class RunningCluster(Cluster):
         for key in [key for key in self.kept if key[0] == "pods"]:
             del self.kept[key]
         deleted = ("jobs", job.name) not in self.kept
-        for pod in job.pods:
-            if deleted and pod.code is not None:
-                continue
-            self._shown.add(pod.name)
-            about = {
-                "name": pod.name,
-                "namespace": NAMESPACE,
-                "annotations": {INDEX: str(pod.index)},
-            }
-            about["labels"] = job.template["metadata"]["labels"]
-            state = {"running": {}} if pod.code is None else {"terminated": {"exitCode": pod.code}}
-            phase = "Running" if pod.code is None else "Failed" if pod.code else "Succeeded"
-            one = {"name": pod.container["name"], "state": state}
-            status = {"phase": phase, "containerStatuses": [one]}
-            self.kept["pods", pod.name] = {
-                "apiVersion": "v1", "kind": "Pod", "metadata": about, "status": status,
-                "spec": job.template["spec"],
-            }  # fmt: skip
+        for pod in job.shown():
+            if not deleted or pod["status"]["phase"] == "Running":
+                self._shown.add(pod["metadata"]["name"])
+                self.kept["pods", pod["metadata"]["name"]] = pod
         if over and not deleted:
             word = "Complete" if job.result == "Complete" else "Failed"
             condition = {"type": word, "status": "True", "reason": job.result}

@@ -176,7 +176,7 @@ def test_what_every_host_would_refuse_is_refused_before_one_starts(
 ) -> None:
     request = read("train.py", "--distribution", "smp", "--hyperparameter", pair)
     with pytest.raises(UsageError, match=re.escape(what)):
-        distribution_keys(request)
+        checked_keys(request)
 
 
 @pytest.mark.parametrize(

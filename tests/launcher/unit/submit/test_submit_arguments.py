@@ -133,6 +133,10 @@ def test_every_script_has_a_name_that_every_engine_takes(text: str) -> None:
         (["--on", "slurm", "--timeout", "5"], "only `muster local` has it"),
         (["--on", "slurm", "--json"], "only `muster local` has it"),
         (
+            ["--on", "slurm", "--distribution=smp", "--hyperparameter", "mp_parameters=2"],
+            "mp_parameters: expected a JSON object",
+        ),
+        (
             ["--on", "batch", "--image", "x", "--source-dir", "image:/c", "--set", "queue=q"],
             "processors of a node",
         ),

@@ -191,7 +191,6 @@ def distribution_keys(request: Request) -> dict[str, str]:
         )
     except ConfigError as error:
         raise UsageError("; ".join(map(str, error.problems)), error.fix) from None
-    asked_distribution(request, keys)
     if keys and request.groups:  # all groups take part unless the dictionary names some
         names = [group.name for group in request.groups]
         keys.setdefault("sagemaker_distribution_instance_groups", json.dumps(names))

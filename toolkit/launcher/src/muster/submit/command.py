@@ -170,7 +170,7 @@ def _submit(args: argparse.Namespace) -> int:
         raise UsageError(what, "leave it out")
     request = read_job(args, image=None, packed=packed, far=engine in OWN_FILES)
     request = request._replace(hosts=args.count or _count(where))
-    preparation.distribution_keys(request)
+    preparation.asked_distribution(request, preparation.distribution_keys(request))
     planned = runfolder.planned(request.program, request.output)
     job = submission_of(args, request, planned)._replace(where=where)
     target.check(job)

@@ -78,8 +78,8 @@ class Attendance:
             self._connect()
             submitted = self._submitted()
             folder.keep(submitted)
-            # may take minutes
-            Thread(target=lambda: runfolder.drop_earlier(self._job.run), daemon=True).start()
+            # may take minutes; what is left then `muster submit` deletes at its end
+            Thread(target=runfolder.drop_earlier, args=(self._job.run,), daemon=True).start()
             for name in (layout.SECRET, layout.ENVIRON):  # all hosts have them
                 with suppress(OSError):
                     os.unlink(os.path.join(self._job.run, name))
