@@ -57,6 +57,7 @@ def gates_of(size_bytes: int) -> tuple[Gate, ...]:
         Gate(MPI, CORE, 3),
         Gate(LIMIT, CORE, 0.5, "staged"),
         Gate(LIMIT, DIRECT, 0.7 if large else 0.85),
+        Gate(LIMIT, OURS, 0.62 if large else 0.85, "default settings"),
     )
 
 

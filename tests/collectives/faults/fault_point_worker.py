@@ -53,7 +53,7 @@ class Rank:
             "aborted": self.aborted,
             "expires": self.expires, "held": self.held, "held_gather": self.held_gather,
             "uneven": self.uneven, "messages": self.messages, "unreadable": self.unreadable,
-            "withdraws": self.withdraws,
+            "withdraws": self.withdraws, "adopts": self.adopts,
         }  # fmt: skip
         if name in plays:
             plays[name](*map(int, numbers))
@@ -89,6 +89,19 @@ class Rank:
                 verb, source=region.address, target=target, count=count, dtype=DType.F32,
                 op=Op.SUM, timeout_s=self.limit_s,
             )  # fmt: skip
+
+    def adopts(self, count: int) -> None:
+        """Memory that is registered in the midst of a sum."""
+        data: Any = np.ones(count, np.float32)
+        place = int(data.ctypes.data)
+        end = self.world.adopt(place, data.nbytes)
+        try:
+            self.call(Verb.ALL_REDUCE, data, data, count)
+            self.repeat(Verb.ALL_REDUCE, count)
+        finally:
+            assert end is not None
+            end()
+            assert "muster-adopted" not in Path("/proc/self/maps").read_text()
 
     def uneven(self, count: int) -> None:
         given, out = self.arrays(count + self.size)

@@ -30,7 +30,7 @@ int driver_munmap(void *at, size_t bytes);
 
 void *driver_mmap(void *at, size_t bytes, int protection, int flags, int fd, off_t offset) {
   struct stat facts;
-  if (fd < 0) return mmap(at, bytes, protection, flags, fd, offset);
+  if (fd < 0 || flags & MAP_FIXED) return mmap(at, bytes, protection, flags, fd, offset);
   if (fstat(fd, &facts)) return MAP_FAILED;
   pthread_mutex_lock(&mapping);
   void *found = MAP_FAILED;
@@ -164,6 +164,7 @@ static const struct { const char *name; act *what; tune *other; } plays[] = {
     {"ops", play_ops, NULL},           {"small", play_small, NULL},
     {"patient", play_small, NULL},
     {"direct", play_direct, NULL},     {"messages", play_messages, NULL},
+    {"adopts", play_adopts, tune_adopts},
     {"timeout", play_timeout, NULL},   {"beside", play_messages_beside, NULL},
     {"mismatch", play_mismatch, NULL}, {"abort", play_abort, NULL}, {"abort_idle", play_abort_idle, NULL},
     {"leave", play_leave, NULL},       {"mix", play_mix, tune_offers},

@@ -62,10 +62,10 @@ uint8_t *region_of(struct rank *self, uint32_t which, size_t bytes, uint32_t *re
   } while (0)
 
 /* The plays, by name. */
-act play_ops, play_small, play_direct, play_messages, play_messages_beside, play_timeout, play_mismatch,
+act play_ops, play_small, play_direct, play_adopts, play_messages, play_messages_beside, play_timeout, play_mismatch,
     play_abort, play_abort_idle, play_leave, play_types, play_large, play_large_direct, play_legs, play_mix, play_offers,
     play_unreadable, play_withdraw, play_now, play_footprint;
-tune tune_large, tune_f16, tune_bf16, tune_i8, tune_offers, tune_default;
+tune tune_large, tune_f16, tune_bf16, tune_i8, tune_offers, tune_adopts, tune_default;
 int play_wire(const char *nodes, bool messages); /* a proxy flips a byte: driver_wire.c */
 int play_wire_harmed(const char *nodes);         /* or damages a frame as a whole */
 int play_kernels(uint32_t rounds);               /* no ranks: driver_kernels.c */

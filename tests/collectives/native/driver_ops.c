@@ -105,6 +105,30 @@ void play_direct(struct rank *self) {
   CHECK(self, mc_region_drop(self->comm, region) == MC_OK);
 }
 
+void tune_adopts(struct mc_tuning *tuning) { tuning->adopt_bytes = 1u << 30; }
+
+/* Memory of each rank's own, at another place in its page on each, is registered in a sum; some ends before the group. */
+void play_adopts(struct rank *self) {
+  enum { COUNT = 300000, PLACES = 3 };
+  uint64_t lead = 4 * (1 + 5 * self->rank);
+  for (uint32_t place = 0; place < PLACES; place++) {
+    float *whole = malloc((COUNT + 1024) * sizeof *whole), *mine = whole + lead;
+    struct mc_adopted *adopted = NULL;
+    CHECK(self, whole && mc_adopt(self->comm, mine, COUNT * sizeof *mine, &adopted) == MC_OK);
+    for (uint32_t round = 0; round < self->scene->rounds; round++) {
+      uint64_t first = round ? draw(self, 5000) : 0, count = round ? COUNT - first - draw(self, 5000) : COUNT;
+      fill(mine + first, true, self->rank, count);
+      CHECK(self, run(self, MC_ALL_REDUCE, MC_F32, MC_SUM, 0, mine + first, mine + first, count, WAIT_S) == MC_OK);
+      CHECK(self, sums(mine + first, true, self->size, 0, count));
+    }
+    mc_adopted_end(adopted);
+    free(whole);
+  }
+  struct mc_stats stats;
+  mc_stats_read(self->comm, &stats);
+  CHECK(self, stats.paths[MC_PATH_DIRECT] >= self->scene->rounds);
+}
+
 static bool done(struct rank *self, uint64_t request, struct mc_status *status) {
   self->failure = (struct mc_failure){.rank_status = self->rank_status};
   return mc_wait(self->comm, request, WAIT_S, status, &self->failure) == MC_OK && status->done && status->code == MC_OK;

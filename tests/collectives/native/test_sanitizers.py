@@ -31,7 +31,8 @@ BROKEN = "memory_order_acquire", "memory_order_relaxed"  # readers need not see 
 
 GOOD = (
     "ops aa 200", "ops aaa 200", "ops aaaaa 60", "small aa 2000", "small aaa 1000",
-    "patient aa 20", "direct aaa 40", "messages aa 60", "messages aaa 40", "beside aaa 60",
+    "patient aa 20", "direct aaa 40", "adopts aa 6", "adopts aaa 6", "messages aa 60",
+    "messages aaa 40", "beside aaa 60",
     "offers aa 20", "offers aaa 12", "unreadable aa 12", "withdraw aa 60", "withdraw aaa 30",
     "now aa 2000", "now aaa 500",
 )  # fmt: skip

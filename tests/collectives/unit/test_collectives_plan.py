@@ -68,12 +68,12 @@ def test_every_size_and_switch_can_be_set() -> None:
     tuning = read_tuning(
         read(
             ONE_SHOT_BYTES="64KiB", CHUNK_BYTES="65536", SLOT_BYTES="2M", DIRECT_BYTES="0",
-            LEADER_BYTES="1", SEGMENT_BYTES="1MiB", EAGER_BYTES="9000", STREAMS="8", WIRE="int8",
-            CHECKED="yes", SPIN_US="5",
+            ADOPT_BYTES="2", LEADER_BYTES="1", SEGMENT_BYTES="1MiB", EAGER_BYTES="9000",
+            STREAMS="8", WIRE="int8", CHECKED="yes", SPIN_US="5",
         ),
         Tuning(),
     )  # fmt: skip
-    assert tuning == Tuning(2 * MIB, 65536, 65536, 0, 1, MIB, 9000, 8, Wire.I8, True, 5 / 1e6)
+    assert tuning == Tuning(2 * MIB, 65536, 65536, 0, 2, 1, MIB, 9000, 8, Wire.I8, True, 5 / 1e6)
     assert read_tuning(read(), Tuning()) == Tuning()
 
 

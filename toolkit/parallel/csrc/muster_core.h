@@ -9,7 +9,7 @@
 #define MUSTER_CORE_H
 #include <stdint.h>
 
-#define MC_ABI 15u
+#define MC_ABI 16u
 struct mc_comm;
 #define MC_API __attribute__((visibility("default")))
 
@@ -80,6 +80,7 @@ struct mc_tuning {
   uint64_t one_shot_bytes; /* local ranks x bytes at most this: one-shot */
   uint64_t chunk_bytes;    /* of the piped algorithms; at most slot_bytes. More than four ranks take less */
   uint64_t direct_bytes;   /* registered buffers of at least this: direct */
+  uint64_t adopt_bytes;    /* memory that is summed again and again is registered, up to this of a process; 0: none */
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
   uint64_t eager_bytes;    /* within a node, larger messages are read where they lie, once there is a receive */
@@ -170,6 +171,13 @@ MC_API void mc_close(struct mc_comm *comm);
  * the same order, between the same calls. */
 MC_API int mc_region_add(struct mc_comm *comm, void *const *bases, uint64_t bytes, uint32_t *region);
 MC_API int mc_region_drop(struct mc_comm *comm, uint32_t region);
+/* Private memory that is summed in place again and again, of 1 MiB and more, aligned to 16: the next all-reduce of all of it for
+ * which each rank has said this registers it where it lies. Its pages give way to shared ones with their content at the same
+ * address, so pointers to it stay good; a child of a fork gets private copies. Within one node. MC_EINVAL: of other memory,
+ * MC_EMEM: there is enough of it. */
+struct mc_adopted;
+MC_API int mc_adopt(struct mc_comm *comm, void *at, uint64_t bytes, struct mc_adopted **made);
+MC_API void mc_adopted_end(struct mc_adopted *adopted); /* before that memory is freed; from any thread, also after mc_close */
 
 /* Sends and receives by tag, in order per (pair, tag); a thread of the core moves them. */
 enum mc_way { MC_SEND, MC_RECV };

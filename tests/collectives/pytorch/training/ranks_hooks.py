@@ -14,7 +14,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
 from muster_collectives.torch.cuda.streams import HostWork
 from muster_collectives.torch.hooks import (
     Int8State,
@@ -295,7 +294,6 @@ def what_is_kept_follows_the_scale_whichever_buckets_keep_something(world: World
 def sparse_gradients_are_averaged_by_every_hook(world: World) -> None:
     for make, hook in (
         (lambda: None, bf16_hook), (lambda: None, fp16_hook),
-        (RegisteredBuckets, registered_hook),
         (lambda: Int8State(least=0), int8_hook), (lambda: TopKState(least=0), top_k_hook),
     ):  # fmt: skip
         state: Any = make()

@@ -1,11 +1,15 @@
-"""Registered memory under DDP and FSDP2, then the hooks; run by test_hooks_registered.py."""
+"""Registered memory: DDP's buckets and all else that is summed again and again, FSDP2's, a pool's;
+then the hooks. Run by test_hooks_registered.py."""
 
 from __future__ import annotations
 
 import copy
 import gc
+import os
+import signal
+import tempfile
 import warnings
-from typing import Any
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -16,11 +20,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 from muster_collectives.runtime.types import Path
 from muster_collectives.torch import memory, stats
-from muster_collectives.torch.buckets import RegisteredBuckets, registered_hook
+from muster_collectives.torch.hooks.average import average, group_or_world
 from tests.collectives.pytorch.training import ranks_hooks
 from tests.collectives.support.torch_ranks import Check, World, main
 
 warnings.filterwarnings("ignore")
+STEADY = 4  # sums of the same memory until it is registered
+COUNT = 300_000  # float32: 1.1 MiB
+CHILD_S = 60
 
 
 def network(width: int = 256) -> nn.Module:
@@ -40,17 +47,13 @@ def direct_calls() -> int:
     return core.paths[Path.DIRECT]
 
 
-def ddp_of(model: nn.Module, group: Any = None) -> DistributedDataParallel:
-    return DistributedDataParallel(
-        model, bucket_cap_mb=0.2, gradient_as_bucket_view=True, process_group=group
-    )
+def ddp_of(model: nn.Module, *, as_view: bool) -> DistributedDataParallel:
+    return DistributedDataParallel(model, bucket_cap_mb=1.5, gradient_as_bucket_view=as_view)
 
 
-def ordinary(group: Any = None) -> DistributedDataParallel:
-    """The same model and averages, without registered memory."""
-    ddp = ddp_of(network(), group)
-    ddp.register_comm_hook(RegisteredBuckets(group, limit=0), registered_hook)
-    return ddp
+def elsewhere(state, bucket):  # type: ignore[no-untyped-def]  # DDP would look at the types
+    """Averages a copy, which is new memory each time."""
+    return average(group_or_world(state), bucket.buffer().clone())
 
 
 def gradients(ddp: nn.Module, batch: Tensor) -> list[Tensor]:
@@ -59,83 +62,203 @@ def gradients(ddp: nn.Module, batch: Tensor) -> list[Tensor]:
     return [parameter.grad for parameter in ddp.parameters()]
 
 
+def is_shared(place: int) -> bool:
+    """Whether other ranks see the page there, or the next one."""
+    with open("/proc/self/maps") as lines:
+        places = [line.split()[0].split("-") for line in lines if "muster-adopted" in line]
+    return any(int(first, 16) <= place + 4095 < int(last, 16) for first, last in places)
+
+
+def summed(world: World, tensor: Tensor, times: int = STEADY + 1) -> int:
+    """Sums it so many times, right each time; how many of the sums were direct."""
+    before = direct_calls()
+    each = torch.arange(tensor.numel()) % (29 if tensor.dtype is torch.bfloat16 else 997)  # exact
+    for number in range(times):
+        parts = [each + rank + number for rank in range(world.size)]
+        tensor.copy_(parts[world.rank])
+        dist.all_reduce(tensor)
+        assert torch.equal(tensor, sum(parts).to(tensor.dtype)), number
+    return direct_calls() - before
+
+
+def own(count: int = COUNT, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.empty(count, dtype=dtype)
+
+
 def ddp_reduces_its_buckets_where_they_are(world: World) -> None:
-    state = RegisteredBuckets(least_bytes=4096)
-    ours, plain = ddp_of(network()), ordinary()
-    ours.register_comm_hook(state, registered_hook)
-    for number in range(4):
-        before = direct_calls()
-        mine, exact = gradients(ours, data(world, number)), gradients(plain, data(world, number))
-        for a, b in zip(mine, exact, strict=True):
-            assert torch.equal(a, b)  # sums in the same order: the same bits
-        assert (direct_calls() > before) == (number > 0), number
-    assert state.registered >= 2, state.regions
-    stock = gradients(ddp_of(network()), data(world, 3))
-    assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(mine, stock, strict=True))
-    places = [(each.address, each.address + each.bytes) for each in state.regions.values() if each]
-    inside = [any(low <= grad.data_ptr() < high for low, high in places) for grad in mine]
-    assert sum(inside) >= 4, inside  # gradients are views of the registered buckets
+    for as_view in (False, True):
+        ours, plain = ddp_of(network(700), as_view=as_view), ddp_of(network(700), as_view=as_view)
+        plain.register_comm_hook(None, elsewhere)
+        direct = []
+        for number in range(8):
+            before = direct_calls()
+            mine = gradients(ours, data(world, number))
+            direct.append(direct_calls() - before)
+            exact = gradients(plain, data(world, number))
+            # DDP divides before the sum and the hook after it
+            assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(mine, exact, strict=True))
+        assert direct[0] == 0 and direct[-1] == direct[-2] >= 1, direct
 
 
-def without_sync_gradients_gather_in_registered_buckets(world: World) -> None:
-    state = RegisteredBuckets(least_bytes=4096)
-    ours, plain = ddp_of(network()), ordinary()
-    ours.register_comm_hook(state, registered_hook)
+def memory_keeps_its_address_its_content_and_its_views(world: World) -> None:
+    tensor = own()
+    view, place = tensor[7:1007], tensor.data_ptr()
+    assert summed(world, tensor, STEADY - 1) == 0
+    assert summed(world, tensor, 3) == 3
+    array = tensor.numpy()
+    assert tensor.data_ptr() == place == array.ctypes.data
+    tensor.fill_(5)
+    assert bool((view == 5).all()) and bool((array == 5).all())
+    view.fill_(6)
+    assert float(array[7]) == 6 and float(tensor[6]) == 5
+
+
+def it_may_begin_and_end_anywhere_in_a_page_on_each_rank(world: World) -> None:
+    for dtype, lead in ((torch.float32, 4), (torch.float64, 6), (torch.bfloat16, 8)):
+        whole = own(2 * COUNT + 4096, dtype)
+        tensor = whole[lead * (1 + 37 * world.rank) :][: COUNT * 2]
+        whole.fill_(-1)
+        assert summed(world, tensor) == 2, dtype
+        assert bool((whole[: lead * (1 + 37 * world.rank)] == -1).all())
+        assert bool((whole[lead * (1 + 37 * world.rank) + COUNT * 2 :] == -1).all())
+
+
+def parts_of_it_are_summed_there_too(world: World) -> None:
+    tensor = own(3 * COUNT)
+    summed(world, tensor)
+    assert summed(world, tensor[: 2 * COUNT], 2) == 2
+    assert summed(world, tensor[COUNT + 1 :], 2) == 2  # not even aligned
+    assert summed(world, tensor[COUNT : 2 * COUNT].view(torch.int32), 1) == 1
+    assert summed(world, tensor[2 * COUNT - 5 :], 1) == 1
+
+
+def other_sums_of_it_are_as_ever(world: World) -> None:
+    tensor = own()
+    summed(world, tensor)
     for number in range(3):
-        for ddp in (ours, plain):
-            ddp.zero_grad(set_to_none=False)
-            with ddp.no_sync():
-                ddp(data(world, number)).square().mean().backward()
-            ddp(data(world, number + 10)).square().mean().backward()
-        for a, b in zip(ours.parameters(), plain.parameters(), strict=True):
-            assert torch.equal(a.grad, b.grad)
-    assert state.registered
+        tensor.fill_(world.rank + number)
+        out = torch.empty(world.size * COUNT)
+        dist.all_gather_into_tensor(out, tensor)
+        assert [float(part[9]) for part in out.chunk(world.size)] == [
+            rank + number for rank in range(world.size)
+        ]
+        dist.broadcast(tensor, 1)
+        assert bool((tensor == 1 + number).all())
+        work = dist.all_reduce(tensor, async_op=True)
+        work.wait()
+        assert bool((tensor == world.size * (1 + number)).all())
 
 
 def where_one_rank_cannot_register_none_does(world: World) -> None:
-    state = RegisteredBuckets(least_bytes=4096)
-    ours, plain = ddp_of(network()), ordinary()
-    ours.register_comm_hook(state, registered_hook)
-    share = torch.UntypedStorage._share_fd_cpu_
-
-    def refused(storage: Any) -> Any:
-        raise RuntimeError("unable to allocate shared memory: no space left on device")
-
-    if world.rank == 0:
-        torch.UntypedStorage._share_fd_cpu_ = refused
-    try:
-        for number in range(3):
-            mine = gradients(ours, data(world, number))
-            exact = gradients(plain, data(world, number))
-            assert all(torch.equal(a, b) for a, b in zip(mine, exact, strict=True))
-    finally:
-        torch.UntypedStorage._share_fd_cpu_ = share
-    assert state.registered == 0 and state.regions
+    tensor = own()
+    if world.rank == 1:
+        tensor.share_memory_()
+    assert summed(world, tensor, STEADY + 3) == 0
 
 
-def other_backends_take_the_hook_too(world: World) -> None:
-    state = RegisteredBuckets(world.gloo, least_bytes=4096)
-    ours, plain = ddp_of(network(), world.gloo), ordinary(world.gloo)
-    ours.register_comm_hook(state, registered_hook)
-    for number in range(3):
-        mine, exact = gradients(ours, data(world, number)), gradients(plain, data(world, number))
-        assert all(torch.allclose(a, b) for a, b in zip(mine, exact, strict=True))
-    assert state.registered == 0
+def memory_of_files_and_arrays_stays_what_it_is(world: World) -> None:
+    with tempfile.NamedTemporaryFile() as file:
+        tensor = torch.from_file(file.name, shared=True, size=COUNT, dtype=torch.float32)
+        assert summed(world, tensor, STEADY + 3) == 0
+        tensor.fill_(3)
+        assert bool((torch.from_file(file.name, size=COUNT) == 3).all())
+        copied = torch.from_file(file.name, shared=False, size=COUNT, dtype=torch.float32)
+        assert summed(world, copied, STEADY + 3) == 0
+    given = torch.from_numpy(own().numpy())
+    assert summed(world, given, STEADY + 3) == 0
 
 
-def a_model_and_its_hook_may_go_before_the_group(world: World) -> None:
+def memory_that_ends_is_private_again(world: World) -> None:
+    places = set()
+    for _ in range(70):  # more than a group has room for
+        tensor = own()
+        assert summed(world, tensor) == 2
+        place = tensor.data_ptr()
+        assert is_shared(place)
+        places.add(place)
+        del tensor
+        assert not is_shared(place)
+    for each in [own() for _ in range(20)]:  # some of them lie there again
+        assert summed(world, each, 1) == 0
+
+
+def a_model_may_go_before_the_group(world: World) -> None:
     for _ in range(3):
-        ours = ddp_of(network())
-        ours.register_comm_hook(RegisteredBuckets(least_bytes=4096), registered_hook)
-        for number in range(2):
-            gradients(ours, data(world, number))
-        del ours
+        ours = ddp_of(network(700), as_view=True)
+        for number in range(7):
+            found = gradients(ours, data(world, number))
+        places = [each.data_ptr() for each in found if is_shared(each.data_ptr())]
+        assert places
+        del ours, found
         gc.collect()
-    # memory that comes into their place is reduced as ever
-    for _ in range(20):
-        tensor = torch.full((100_000,), float(world.rank))
-        dist.all_reduce(tensor)
-        assert bool((tensor == sum(range(world.size))).all())
+        assert not any(map(is_shared, places))
+
+
+def memory_that_is_replaced_is_noticed(world: World) -> None:
+    tensor = own()
+    assert summed(world, tensor) == 2
+    storage = tensor.untyped_storage()
+    bytes_ = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(bytes_)  # at the same address, as a rule
+    summed(world, tensor, 3)
+    assert summed(world, own()) == 2
+
+
+def in_child(check: Callable[[], bool]) -> int:
+    """Forks a child that ends with 0 where the check holds; its pid."""
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(CHILD_S)
+        try:
+            os._exit(0 if check() else 3)
+        except BaseException:
+            os._exit(4)
+    return pid
+
+
+def ended(pid: int) -> int:
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def a_child_of_a_fork_has_memory_of_its_own(world: World) -> None:
+    tensor = own()
+    assert summed(world, tensor) == 2
+    tensor.fill_(1)
+    place = tensor.data_ptr()
+    ready, told = os.pipe()
+    done, said = os.pipe()
+
+    def check() -> bool:
+        tensor[:1000].fill_(9)
+        os.write(said, b"x")  # the parent looks, and writes
+        os.read(ready, 1)
+        return bool((tensor[:1000] == 9).all() and (tensor[1000:] == 1).all()) and not is_shared(
+            place
+        )
+
+    pid = in_child(check)
+    os.read(done, 1)
+    assert bool((tensor == 1).all())
+    tensor.fill_(2)
+    os.write(told, b"x")
+    assert ended(pid) == 0
+    assert bool((tensor == 2).all()) and summed(world, tensor, 2) == 2
+    for each in (ready, told, done, said):
+        os.close(each)
+
+
+def a_child_that_forks_has_what_its_parent_had(world: World) -> None:
+    tensor = own()
+    assert summed(world, tensor) == 2
+    tensor.fill_(4)
+
+    def grandchild() -> bool:
+        tensor[0] = 5
+        return bool((tensor[1:] == 4).all())
+
+    assert ended(in_child(lambda: ended(in_child(grandchild)) == 0 and float(tensor[0]) == 4)) == 0
+    assert summed(world, tensor, 1) == 1
 
 
 def places_of_a_pool_come_back_when_their_tensors_are_gone(world: World) -> None:
@@ -210,10 +333,17 @@ def fsdp_without_shards_is_refused(world: World) -> None:
 
 CHECKS = (
     ddp_reduces_its_buckets_where_they_are,
-    without_sync_gradients_gather_in_registered_buckets,
+    memory_keeps_its_address_its_content_and_its_views,
+    it_may_begin_and_end_anywhere_in_a_page_on_each_rank,
+    parts_of_it_are_summed_there_too,
+    other_sums_of_it_are_as_ever,
     where_one_rank_cannot_register_none_does,
-    other_backends_take_the_hook_too,
-    a_model_and_its_hook_may_go_before_the_group,
+    memory_of_files_and_arrays_stays_what_it_is,
+    memory_that_ends_is_private_again,
+    a_model_may_go_before_the_group,
+    memory_that_is_replaced_is_noticed,
+    a_child_of_a_fork_has_memory_of_its_own,
+    a_child_that_forks_has_what_its_parent_had,
     places_of_a_pool_come_back_when_their_tensors_are_gone,
     fsdp_gathers_and_reduces_in_registered_memory,
     fsdp_without_shards_is_refused,

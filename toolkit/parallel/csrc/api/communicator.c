@@ -8,6 +8,7 @@
 #include "inter/inter.h"
 #include "net/net.h"
 #include "p2p/p2p.h"
+#include "shm/adopted.h"
 
 #define NOW_TRIES 100u
 
@@ -64,6 +65,7 @@ static int allocate(struct mc_comm *c) {
 
 static void release(struct mc_comm *c) {
   mc_inter_close(c);
+  mc_adopted_close(c);
   pthread_mutex_destroy(&c->call_lock);
   pthread_mutex_destroy(&c->region_lock);
   mc_segment_detach(c);
@@ -150,7 +152,7 @@ int mc_region_drop(struct mc_comm *c, uint32_t region) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
   pthread_mutex_lock(&c->region_lock);
-  const bool is_used = region < MC_REGIONS && c->regions[region].used;
+  const bool is_used = region < MC_REGIONS && c->regions[region].used && !c->regions[region].own;
   if (is_used) c->regions[region].used = false, c->region_count--;
   pthread_mutex_unlock(&c->region_lock);
   pthread_mutex_unlock(&c->call_lock);

@@ -59,7 +59,16 @@ struct mc_transport {
   void (*propagate)(struct mc_comm *c, const struct mc_failure *failure);
   void (*abort)(struct mc_comm *c);
 };
-struct mc_region { void *bases[MC_LOCALS]; uint64_t bytes, id; bool used; }; /* id: counted, the same on all ranks of the node */
+struct mc_mapped { void *at; uint64_t bytes; };
+struct mc_region {
+  void *bases[MC_LOCALS];
+  uint64_t bytes, id; /* id: counted, the same on all ranks of the node */
+  bool used;
+  /* of memory that was registered where it lies (shm/adopt.c), else NULL: only sums may use it, from `begin` to `end` of it */
+  struct mc_adopted *own;
+  uint64_t begin, end;
+  struct mc_mapped *peers; /* [locals] */
+};
 #define MC_REGIONS 64u
 
 struct mc_latest { struct mc_desc what; uint64_t since_ns, running; }; /* see mc_now */
@@ -91,6 +100,8 @@ struct mc_comm {
   struct mc_region regions[MC_REGIONS];
   uint32_t region_count;
   uint64_t region_ids;           /* given so far */
+  struct mc_adopted *adopted[MC_REGIONS]; /* registered where they lie, or to be */
+  uint32_t adopt_failures;
   pthread_mutex_t region_lock;   /* what changes regions holds it as well as the call's, what reads them one of the two */
   bool propagated;               /* the error record has been sent to other nodes */
   struct mc_net *net;            /* NULL: one node */

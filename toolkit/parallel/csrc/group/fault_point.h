@@ -21,8 +21,9 @@
   POINT(parts_copied_in) POINT(parts_summed) POINT(streams_copied_in) POINT(streams_spread) \
   POINT(gather_copied_in) POINT(gather_published) POINT(gather_reading) \
   POINT(alltoall_counted) POINT(alltoall_copied_in) POINT(alltoall_reading) \
-  /* registered memory: shm/registered.c */ \
+  /* registered memory: shm/registered.c, shm/adopt.c */ \
   POINT(registered_agreed) POINT(registered_writing) POINT(registered_gathered) POINT(registered_scattered) \
+  POINT(adopt_offered) POINT(adopt_mapped) \
   /* a failure becomes that of all: group/failure.c, net/control.c */ \
   POINT(error_claimed) POINT(error_filled) POINT(error_written) POINT(error_adopted) POINT(error_propagated) \
   /* messages of a node: p2p/post.c, p2p/ring.c, p2p/progress.c */ \

@@ -6,7 +6,7 @@ const struct mc_region *mc_region_of(const struct mc_comm *c, const void *at, ui
   for (uint32_t i = 0; c->region_count && i < MC_REGIONS; i++) {
     const struct mc_region *region = &c->regions[i];
     const uint8_t *base = region->bases[c->local];
-    if (region->used && begin >= base && begin + bytes <= base + region->bytes) return region;
+    if (region->used && !region->own && begin >= base && begin + bytes <= base + region->bytes) return region;
   }
   return NULL;
 }

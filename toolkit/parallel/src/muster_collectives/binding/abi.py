@@ -18,7 +18,7 @@ from muster_collectives.runtime.types import (
     Verb,
 )
 
-ABI = 15
+ABI = 16
 UNDER_WAY = -1
 _VERBS = len(Verb)
 _PATHS = len(Path)
@@ -50,8 +50,8 @@ class McTuning(ctypes.Structure):
 
     _fields_ = (
         ("slot_bytes", u64), ("one_shot_bytes", u64), ("chunk_bytes", u64), ("direct_bytes", u64),
-        ("leader_bytes", u64), ("segment_bytes", u64), ("eager_bytes", u64), ("streams", u32),
-        ("wire", u32), ("checked", u32), ("spin_s", f64),
+        ("adopt_bytes", u64), ("leader_bytes", u64), ("segment_bytes", u64), ("eager_bytes", u64),
+        ("streams", u32), ("wire", u32), ("checked", u32), ("spin_s", f64),
     )  # fmt: skip
 
 
@@ -158,6 +158,8 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_close": (None, (ptr,)),
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),
+    "mc_adopt": (ctypes.c_int, (ptr, u64, u64, ptr)),
+    "mc_adopted_end": (None, (ptr,)),
     "mc_follow": (ctypes.c_int, (ptr, u64)),
     "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
     "mc_follow_no_more": (None, (ptr,)),

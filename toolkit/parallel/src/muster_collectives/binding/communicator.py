@@ -12,7 +12,7 @@ later call raises the same again, at once, on every rank.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from muster_collectives.binding import memory
 from muster_collectives.binding.core_group import CoreGroup
@@ -29,11 +29,13 @@ class Communicator(CoreGroup):
         Raises ResourceError on every rank if one of them cannot."""
         return memory.allocate(self, bytes_)
 
-    def adopt(self, fd: int, address: int, bytes_: int) -> Region:
-        """Registers memory that this process has mapped at `address` from the shared file `fd` (a
-        memfd, or an unlinked file in /dev/shm), which it keeps until `release`. Called and refused
-        by all ranks together, as `allocate`. The descriptor may be closed afterwards."""
-        return memory.adopt(self, fd, address, bytes_)
+    def adopt(self, address: int, bytes_: int) -> Callable[[], None] | None:
+        """Private memory that this rank sums in place again and again, 1 MiB at least: in the next
+        sum of all of it for which every rank has said so it is registered where it lies, and keeps
+        its address. Returns what must be called before it is freed; None where it stays as it is
+        (several nodes, ranks that reach each other through /dev/shm, or COLLECTIVES_ADOPT_BYTES).
+        """
+        return memory.adopt(self, address, bytes_)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         self.run(Verb.BARRIER, source=0, target=0, count=0, dtype=DType.U8, timeout_s=timeout_s)

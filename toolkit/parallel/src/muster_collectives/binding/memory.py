@@ -7,10 +7,11 @@ cannot is an error on all of them and nothing is left over. Between nodes the co
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -125,17 +126,14 @@ def allocate(group: Communicator, bytes_: int) -> Region:
         shared_memory.close(fd)
 
 
-def adopt(group: Communicator, fd: int, address: int, bytes_: int) -> Region:
+def adopt(group: Communicator, address: int, bytes_: int) -> Callable[[], None] | None:
     """See Communicator.adopt."""
-    failed = ""
-    try:
-        _checked(bytes_)
-        if not address:
-            raise ValueError("no address")
-        os.fstat(fd)
-    except (OSError, ValueError) as error:
-        failed = f"memory of {bytes_} bytes cannot be registered: {error}"
-    return Region(group, address, None, bytes_).register(fd, "", failed)
+    if group.shm_method is ShmMethod.FILE:  # others reach no memfd of this rank
+        return None
+    made = ctypes.c_void_p()
+    with group.inside() as handle:
+        code = group.library.mc_adopt(handle, address, bytes_, ctypes.byref(made))
+    return None if code else functools.partial(group.library.mc_adopted_end, made)
 
 
 def _add(group: Communicator, bases: Sequence[int], bytes_: int) -> int:

@@ -30,6 +30,7 @@ class Tuning:
     one_shot_bytes: int = 128 * KIB
     chunk_bytes: int = MIB
     direct_bytes: int = 32 * KIB
+    adopt_bytes: int = 512 * MIB
     leader_bytes: int = 256 * KIB
     segment_bytes: int = MIB
     eager_bytes: int = 128 * KIB
@@ -73,6 +74,7 @@ _BOUNDS: Mapping[str, tuple[int, int]] = {
     "one_shot_bytes": (0, GIB),
     "chunk_bytes": (4096, GIB),
     "direct_bytes": (0, 1 << 62),
+    "adopt_bytes": (0, 1 << 62),
     "leader_bytes": (0, GIB),
     "segment_bytes": (4096, GIB),
     "eager_bytes": (0, 1 << 62),

@@ -29,6 +29,7 @@ from muster_collectives.torch.ops.lowered import (
     NotLoweredError,
 )
 from muster_collectives.torch.ops.verbs import VERBS, C10dVerb, canonical, timeout_of
+from muster_collectives.torch.steady import LEAST_BYTES, SteadyMemory
 from muster_collectives.torch.works.base import leave_alone
 from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
@@ -62,6 +63,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._run: Any = None if state.communicator is None else state.communicator.run
         self._perform: Any = None if state.communicator is None else state.communicator.perform
         self._done = CompletedWork()
+        self._steady = None if state.communicator is None else SteadyMemory(state.communicator)
         self._together: list[Any] | None = None
         self._transfers: Any = state.transfers
         self._finalizer = weakref.finalize(self, state.end)
@@ -210,6 +212,8 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         element = SUMS_AS_THEY_LIE.get((tensor.dtype, hash(options.reduceOp)))
         if element is None or not tensor.is_contiguous() or tensor.is_neg():
             return None
+        if self._steady is not None and tensor.nbytes >= LEAST_BYTES:
+            self._steady.note(tensor)
         if is_async and self._is_queued(True, is_explicit):
             return None
         # what is not asynchronous comes from dist.all_reduce, which has no timeout

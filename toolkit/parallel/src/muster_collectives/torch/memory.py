@@ -48,35 +48,6 @@ def allocate(group: Any, bytes_: int) -> Region | None:
             return None
 
 
-def adopt(group: Any, tensor: Tensor) -> Region | None:
-    """Moves the tensor's storage to registered memory, in place. Collective.
-
-    The tensor and every view of its storage see the new memory, with the old content. None on every
-    rank where one of them cannot, such as for a /dev/shm that is too small. The memory stays
-    registered, and its storage alive, as long as the group.
-    """
-    core = registering(group)
-    if core is None:
-        return None
-    with group.exclusive():
-        storage = tensor.untyped_storage()
-        descriptor, address = -1, 0
-        try:
-            # as torch.multiprocessing does it; the storage keeps the descriptor
-            descriptor, _ = storage._share_fd_cpu_()
-            address = storage.data_ptr()
-        except RuntimeError as error:
-            _LOG.warning("a bucket of %d bytes stays where it is: %s", storage.nbytes(), error)
-        try:
-            region = core.adopt(descriptor, address, storage.nbytes())
-        except ResourceError as error:
-            _refused(error, storage.nbytes())
-            return None
-        # Memory that is registered must not be freed and given to something else meanwhile.
-        weakref.finalize(core, _forget, storage).atexit = False
-        return region
-
-
 class RegisteredPool:
     """Places for tensors that come and go, such as those of FSDP.
 
@@ -161,7 +132,3 @@ class _Place:
 
 def _refused(error: ResourceError, bytes_: int) -> None:
     _LOG.warning("%d bytes cannot be registered, they are staged instead: %s", bytes_, error)
-
-
-def _forget(storage: Any) -> None:
-    del storage

@@ -1,4 +1,5 @@
-"""One case as calls: the same buffers for all contenders, each checked before it is measured."""
+"""One case as calls: the same buffers for all contenders but torch's calls of ours, each checked
+before it is measured."""
 
 from __future__ import annotations
 
@@ -81,6 +82,8 @@ def _call(group: BenchGroup, case: Case, name: str, buffers: Buffers, made: Prep
         buffers = _buffers(group, case, "float32")
     if name == cases.DIRECT:
         buffers = _registered(group, case, buffers, made)
+    if name == cases.OURS:  # what it registers by itself others would use as well
+        buffers = _buffers(group, case, case.dtype)
     if name in (cases.OURS, cases.WIDE, cases.GLOO):
         call = _through_torch(group, case.verb, buffers, group.gloo if name == cases.GLOO else None)
     elif name in (cases.CORE, cases.DIRECT):

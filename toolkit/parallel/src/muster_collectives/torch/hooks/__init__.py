@@ -4,8 +4,7 @@
     model.register_comm_hook(Int8State(group), int8_hook)          # a quarter, error feedback
     model.register_comm_hook(TopKState(group), top_k_hook)         # a thousandth, own momentum
 
-muster_collectives.torch.buckets has another, for gradients in registered memory. All average over
-the group, return a future, and give every rank the same bits.
+All average over the group, return a future, and give every rank the same bits.
 """
 
 from muster_collectives.torch.hooks.average import bf16_hook, fp16_hook

@@ -1,0 +1,205 @@
+/* Registering memory where it lies, by the ranks of a node together, in the middle of a sum.
+ *
+ * A caller says beforehand which memory it sums again and again (mc_adopt). Each large sum asks (shm/registered.c); once all
+ * ranks want to register theirs, each copies its whole pages into shared ones and offers those, an epoch later maps what the
+ * others offer and puts the shared pages in the place of its own, and a second epoch says whether that went well everywhere.
+ * Pages that the memory has only a part of stay as they are; `begin` and `end` of the region are what all ranks share. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include "group/fault_point.h"
+#include "shm/adopted.h"
+
+#define FAILURES 3u /* of groups where it cannot be done nobody asks any more */
+
+struct offer { uint64_t process, fd, device, inode, bytes, head, whole, dead, well; };
+
+static _Atomic uint64_t adopted_bytes; /* of the process */
+
+int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, struct mc_adopted **made) {
+  if (c->pid != (int)getpid()) return MC_EFORK;
+  uint8_t *begin = (uint8_t *)mc_pages((uintptr_t)at), *end = (uint8_t *)(((uintptr_t)at + bytes) & ~(uintptr_t)4095);
+  if (c->nodes > 1 || c->locals < 2 || bytes < MC_ADOPT_LEAST || (uintptr_t)at % 16 || c->tuning.slot_bytes < 2 * 4096) return MC_EINVAL;
+  if (bytes > c->tuning.adopt_bytes || atomic_load(&adopted_bytes) > c->tuning.adopt_bytes - bytes) return MC_EMEM;
+  struct mc_adopted *a = calloc(1, sizeof *a);
+  if (!a) return MC_EMEM;
+  *a = (struct mc_adopted){.holders = 2, .region = -1, .at = at, .bytes = bytes, .begin = begin, .whole = (uint64_t)(end - begin)};
+  pthread_mutex_lock(&c->region_lock);
+  uint32_t i = 0;
+  for (; i < MC_REGIONS; i++) { /* those that never were registered make room */
+    struct mc_adopted *old = c->adopted[i];
+    if (old && (!atomic_load(&old->over) || atomic_load(&old->region) >= 0)) continue;
+    if (old) mc_adopted_drop(old);
+    c->adopted[i] = a;
+    break;
+  }
+  pthread_mutex_unlock(&c->region_lock);
+  if (i == MC_REGIONS) return free(a), MC_EMEM;
+  atomic_fetch_add(&adopted_bytes, bytes);
+  *made = a;
+  return MC_OK;
+}
+
+void mc_adopted_end(struct mc_adopted *a) {
+  atomic_store(&a->over, 1);
+  mc_pages_return(a);
+  atomic_fetch_sub(&adopted_bytes, a->bytes);
+  mc_adopted_drop(a);
+}
+
+void mc_adopted_drop(struct mc_adopted *a) {
+  if (atomic_fetch_sub(&a->holders, 1) == 1) free(a);
+}
+
+/* Whether the memory is still there that was registered. It is the sum's, so nobody else uses it now. */
+static bool holds(struct mc_adopted *a, const uint8_t *first, const uint8_t *last) {
+  const uint8_t *end = a->begin + a->whole;
+  const bool well = mc_pages_are_there(a, first > a->begin ? first : a->begin, (last < end ? last : end) - 1);
+  if (!well) atomic_store(&a->over, 1);
+  return well;
+}
+
+struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t bytes, uint64_t *rkey) {
+  struct mc_adopted *found = NULL;
+  const uint8_t *first = at, *last = first + bytes;
+  pthread_mutex_lock(&c->region_lock);
+  for (uint32_t i = 0; i < MC_REGIONS && !found; i++) {
+    struct mc_adopted *a = c->adopted[i];
+    if (!a || atomic_load(&a->over) || first < a->at || last > a->at + a->bytes) continue;
+    const int32_t region = atomic_load(&a->region);
+    if (region < 0 ? bytes != a->bytes : !holds(a, first, last)) continue; /* in the rest of a wish others may be at work */
+    *rkey = (region < 0 ? MC_WISH : (uint64_t)region + 1) << 48 | (uint64_t)(first - a->at);
+    found = a;
+  }
+  pthread_mutex_unlock(&c->region_lock);
+  return found;
+}
+
+static void unmap(struct mc_comm *c, struct mc_region *region) {
+  for (uint32_t local = 0; local < c->locals; local++)
+    if (region->peers[local].at) munmap(region->peers[local].at, region->peers[local].bytes);
+  free(region->peers);
+  *region = (struct mc_region){.used = false};
+}
+
+static void forget(struct mc_comm *c, struct mc_adopted *a) {
+  for (uint32_t i = 0; i < MC_REGIONS; i++)
+    if (c->adopted[i] == a) c->adopted[i] = NULL;
+  mc_adopted_drop(a);
+}
+
+/* Regions whose memory has ended on any rank. */
+static void drop_dead(struct mc_comm *c, uint64_t dead) {
+  for (uint32_t i = 0; i < MC_REGIONS; i++) {
+    struct mc_adopted *a = c->regions[i].own;
+    if (!(dead >> i & 1) || !a) continue;
+    unmap(c, &c->regions[i]);
+    atomic_store(&a->region, -1);
+    atomic_store(&a->over, 1);
+    forget(c, a);
+  }
+}
+
+static bool map_peer(struct mc_mapped *peer, const struct offer *offer) {
+  char path[64];
+  struct stat facts;
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)offer->process, (int)offer->fd);
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return false;
+  const bool is_it = fstat(fd, &facts) == 0 && facts.st_ino == offer->inode && facts.st_dev == offer->device &&
+                     (uint64_t)facts.st_size >= offer->whole;
+  void *at = is_it ? mmap(NULL, offer->whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  close(fd);
+  if (at == MAP_FAILED) return false;
+  madvise(at, offer->whole, MADV_HUGEPAGE);
+  *peer = (struct mc_mapped){at, offer->whole};
+  return true;
+}
+
+/* The region that the offers make, in `region`; false where one of them is none, or cannot be had. */
+static bool map_all(struct mc_comm *c, struct mc_adopted *a, const struct offer *offers, struct mc_region *region) {
+  region->peers = calloc(c->locals, sizeof *region->peers);
+  if (!region->peers) return false;
+  region->bytes = a->bytes, region->end = a->bytes, region->own = a;
+  for (uint32_t local = 0; local < c->locals; local++) {
+    const struct offer *offer = &offers[local];
+    if (!offer->well || offer->bytes != a->bytes) return false;
+    if (local != c->local && !map_peer(&region->peers[local], offer)) return false;
+    /* where the memory would begin, were it whole */
+    region->bases[local] = local == c->local ? a->at : (uint8_t *)((uintptr_t)region->peers[local].at - offer->head);
+    if (offer->head > region->begin) region->begin = offer->head;
+    if (offer->head + offer->whole < region->end) region->end = offer->head + offer->whole;
+  }
+  return true;
+}
+
+static struct offer offer_of(struct mc_comm *c, struct mc_adopted *a, int *fd) {
+  struct offer mine = {.process = (uint64_t)getpid(), .bytes = a->bytes, .head = (uint64_t)(a->begin - a->at), .whole = a->whole};
+  mine.well = mc_pages_copy(a, fd) == 0;
+  mine.fd = (uint64_t)(uint32_t)*fd, mine.device = a->device, mine.inode = a->inode;
+  for (uint32_t i = 0; i < MC_REGIONS; i++)
+    if (c->regions[i].own && atomic_load(&c->regions[i].own->over)) mine.dead |= (uint64_t)1 << i;
+  return mine;
+}
+
+static int together(struct mc_comm *c, struct mc_adopted *a, int *fd, struct mc_region *region, bool *well, uint32_t *number) {
+  struct offer offers[MC_LOCALS];
+  const struct offer mine = offer_of(c, a, fd);
+  uint32_t epoch = mc_next(c);
+  memcpy(mc_in_slot(c, c->local, epoch), &mine, sizeof mine);
+  MC_FAULT_POINT(adopt_offered);
+  int code = mc_epoch(c);
+  if (code) return code;
+  uint64_t dead = 0;
+  for (uint32_t local = 0; local < c->locals; local++) {
+    memcpy(&offers[local], mc_in_slot(c, local, epoch), sizeof *offers);
+    dead |= offers[local].dead;
+  }
+  pthread_mutex_lock(&c->region_lock);
+  drop_dead(c, dead);
+  *number = 0;
+  while (*number < MC_REGIONS && c->regions[*number].used) ++*number;
+  pthread_mutex_unlock(&c->region_lock);
+  const bool mapped = *number < MC_REGIONS && map_all(c, a, offers, region) && mc_pages_replace(a, *fd);
+  c->rkey = mapped;
+  const uint32_t parity = mc_next(c) & 1;
+  MC_FAULT_POINT(adopt_mapped);
+  code = mc_epoch(c);
+  *well = !code;
+  for (uint32_t local = 0; local < c->locals && !code; local++) *well = *well && mc_block(c, local)->rkey[parity];
+  return code;
+}
+
+int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well) {
+  struct mc_region region = {.used = true};
+  int fd = -1;
+  uint32_t number = 0;
+  *well = false;
+  const int code = together(c, a, &fd, &region, well, &number);
+  if (fd >= 0) close(fd); /* all who want it have it mapped */
+  if (*well) {
+    pthread_mutex_lock(&c->region_lock);
+    region.id = ++c->region_ids;
+    c->regions[number] = region;
+    atomic_store(&a->region, (int32_t)number);
+    pthread_mutex_unlock(&c->region_lock);
+    return MC_OK;
+  }
+  if (region.peers) unmap(c, &region);
+  mc_pages_return(a);
+  atomic_store(&a->over, 1);
+  if (++c->adopt_failures == FAILURES) c->tuning.adopt_bytes = 0; /* on all ranks */
+  return code;
+}
+
+void mc_adopted_close(struct mc_comm *c) {
+  for (uint32_t i = 0; i < MC_REGIONS; i++)
+    if (c->regions[i].own) unmap(c, &c->regions[i]);
+  for (uint32_t i = 0; i < MC_REGIONS; i++)
+    if (c->adopted[i]) mc_adopted_drop(c->adopted[i]);
+}

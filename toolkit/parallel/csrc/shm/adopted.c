@@ -1,0 +1,164 @@
+/* Pages that are replaced by shared ones, and made private again. */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/sysmacros.h>
+#include <unistd.h>
+#include "shm/adopted.h"
+
+#define CHILD_MS 10000 /* so long a fork waits for the child's copies */
+
+struct piece { uint8_t *at; size_t bytes; };
+static struct {
+  pthread_mutex_t lock;
+  struct mc_adopted *first;
+  struct piece *pieces; /* of a fork that is under way */
+  size_t count;
+  int done[2];          /* a pipe: the child has its copies */
+} process = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = {-1, -1}};
+
+/* What still shows the pages of `one`, or of all (NULL). */
+static void find_pieces(const struct mc_adopted *one) {
+  FILE *maps = fopen("/proc/self/maps", "re");
+  char *line = NULL;
+  size_t room = 0;
+  process.pieces = NULL, process.count = 0;
+  while (maps && getline(&line, &room, maps) > 0) {
+    unsigned long long from, to, offset, inode;
+    unsigned major_of, minor_of;
+    if (sscanf(line, "%llx-%llx %*s %llx %x:%x %llu", &from, &to, &offset, &major_of, &minor_of, &inode) != 6) continue;
+    for (const struct mc_adopted *a = one ? one : process.first; a; a = one ? NULL : a->next) {
+      const uintptr_t begin = (uintptr_t)a->begin;
+      if (inode != a->inode || makedev(major_of, minor_of) != a->device) continue;
+      if (from < begin || to > begin + a->whole || offset != from - begin) continue; /* the alias */
+      struct piece *more = realloc(process.pieces, (process.count + 1) * sizeof *more);
+      if (!more) continue;
+      process.pieces = more;
+      process.pieces[process.count++] = (struct piece){(uint8_t *)(uintptr_t)from, to - from};
+    }
+  }
+  free(line);
+  if (maps) fclose(maps);
+}
+
+static void forget_pieces(void) {
+  free(process.pieces);
+  process.pieces = NULL, process.count = 0;
+}
+
+static bool make_private(struct piece p) {
+  void *copy = mmap(NULL, p.bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (copy == MAP_FAILED) return false;
+  memcpy(copy, p.at, p.bytes);
+  if (mremap(copy, p.bytes, p.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, p.at) != MAP_FAILED) return true;
+  munmap(copy, p.bytes);
+  return false;
+}
+
+/* A child of a fork has memory of its own, with the content of this moment. It copies what is shared, and its parent's thread
+ * that forks waits for it, or it would copy what comes later. */
+static void before_fork(void) {
+  pthread_mutex_lock(&process.lock);
+  if (process.first) find_pieces(NULL);
+  if (process.count && pipe2(process.done, O_CLOEXEC) != 0) process.done[0] = process.done[1] = -1;
+}
+
+static void close_pipe(void) {
+  for (int end = 0; end < 2; end++)
+    if (process.done[end] >= 0) close(process.done[end]);
+  process.done[0] = process.done[1] = -1;
+}
+
+static void in_parent(void) {
+  if (process.done[1] >= 0) {
+    close(process.done[1]);
+    process.done[1] = -1;
+    struct pollfd wait = {.fd = process.done[0], .events = POLLIN};
+    const uint64_t until_ns = mc_now_ns() + CHILD_MS * UINT64_C(1000000);
+    for (uint64_t now = mc_now_ns(); now < until_ns; now = mc_now_ns())
+      if (poll(&wait, 1, (int)((until_ns - now) / 1000000u) + 1) >= 0 || errno != EINTR) break;
+  }
+  close_pipe();
+  forget_pieces();
+  pthread_mutex_unlock(&process.lock);
+}
+
+static void in_child(void) {
+  for (size_t i = 0; i < process.count; i++) /* better no memory than its parent's */
+    if (!make_private(process.pieces[i])) munmap(process.pieces[i].at, process.pieces[i].bytes);
+  for (struct mc_adopted *a = process.first; a; a = a->next) munmap(a->alias, a->whole), a->alias = NULL;
+  process.first = NULL;
+  close_pipe();
+  forget_pieces();
+  pthread_mutex_init(&process.lock, NULL);
+}
+
+static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
+
+int mc_pages_copy(struct mc_adopted *a, int *fd) {
+  struct stat facts;
+  *fd = (int)syscall(SYS_memfd_create, "muster-adopted", 1u /* MFD_CLOEXEC */);
+  if (*fd < 0) return errno;
+  int error = posix_fallocate(*fd, 0, (off_t)a->whole);
+  if (!error && fstat(*fd, &facts) != 0) error = errno;
+  void *alias = error ? MAP_FAILED : mmap(NULL, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+  if (!error && alias == MAP_FAILED) error = errno;
+  if (error) return close(*fd), *fd = -1, error;
+  madvise(alias, a->whole, MADV_HUGEPAGE);
+  memcpy(alias, a->begin, a->whole);
+  a->device = facts.st_dev, a->inode = facts.st_ino;
+  a->alias = alias;
+  return 0;
+}
+
+bool mc_pages_replace(struct mc_adopted *a, int fd) {
+  static pthread_once_t once = PTHREAD_ONCE_INIT;
+  pthread_once(&once, watch_forks);
+  pthread_mutex_lock(&process.lock);
+  const bool done = mmap(a->begin, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
+  if (done) {
+    madvise(a->begin, a->whole, MADV_HUGEPAGE);
+    a->next = process.first;
+    process.first = a;
+  }
+  pthread_mutex_unlock(&process.lock);
+  return done;
+}
+
+/* What is written by one name must be read by the other. */
+static bool is_there(const struct mc_adopted *a, const uint8_t *at) {
+  uint8_t *alias = a->alias + (at - a->begin), was = __atomic_load_n(alias, __ATOMIC_RELAXED);
+  const uint8_t seen = __atomic_load_n(at, __ATOMIC_RELAXED);
+  if (seen != was) return false;
+  __atomic_store_n(alias, (uint8_t)~was, __ATOMIC_SEQ_CST);
+  const bool same = __atomic_load_n(at, __ATOMIC_SEQ_CST) == (uint8_t)~was;
+  __atomic_store_n(alias, was, __ATOMIC_SEQ_CST);
+  return same;
+}
+
+bool mc_pages_are_there(const struct mc_adopted *a, const uint8_t *first, const uint8_t *last) {
+  return a->alias && is_there(a, first) && is_there(a, last);
+}
+
+void mc_pages_return(struct mc_adopted *a) {
+  pthread_mutex_lock(&process.lock);
+  struct mc_adopted **link = &process.first;
+  while (*link && *link != a) link = &(*link)->next;
+  bool all = true;
+  if (*link) {
+    find_pieces(a);
+    for (size_t i = 0; i < process.count; i++) all = make_private(process.pieces[i]) && all;
+    forget_pieces();
+    if (all) *link = a->next; /* else children still copy it, and it stays known */
+    else atomic_fetch_add(&a->holders, 1);
+  }
+  if (all && a->alias) munmap(a->alias, a->whole), a->alias = NULL;
+  pthread_mutex_unlock(&process.lock);
+}

@@ -1,0 +1,37 @@
+/* Memory of the caller's that is registered where it lies: its whole pages give way to shared ones with the same content, at the
+ * same address, so that whoever points to it notices nothing. */
+#ifndef MUSTER_ADOPTED_H
+#define MUSTER_ADOPTED_H
+#include "group/comm.h"
+
+#define MC_ADOPT_LEAST ((size_t)1 << 20) /* of less the copies that it spares do not matter */
+
+struct mc_adopted {
+  struct mc_adopted *next;        /* of those of the process whose pages are shared */
+  _Atomic uint32_t holders;       /* the group, the caller */
+  _Atomic uint32_t over;          /* its memory ends, or cannot be shared */
+  _Atomic int32_t region;         /* of the group, -1: none */
+  uint8_t *at;                    /* as the caller says */
+  uint64_t bytes;
+  uint8_t *begin;                 /* the whole pages in it */
+  uint64_t whole;
+  uint8_t *alias;                 /* the shared pages at another address; NULL: they are private */
+  uint64_t device, inode;         /* of the shared pages */
+};
+
+/* --- shm/adopted.c: the pages */
+int mc_pages_copy(struct mc_adopted *a, int *fd); /* into new shared ones, of that file. 0 or an errno value */
+bool mc_pages_replace(struct mc_adopted *a, int fd); /* by those; nobody else uses the memory meanwhile */
+/* Whether the memory from `first` to `last` still shows them: its owner may have mapped something else there. Only for memory
+ * that nobody else reads now. */
+bool mc_pages_are_there(const struct mc_adopted *a, const uint8_t *first, const uint8_t *last);
+void mc_pages_return(struct mc_adopted *a); /* private again, with their content; only where it still shows them */
+void mc_adopted_drop(struct mc_adopted *a); /* by one of its holders */
+/* --- shm/adopt.c: with the other ranks */
+/* What this rank says of its memory to the others: (region + 1) << 48 | offset, MC_WISH << 48 | offset, 0: nothing. */
+#define MC_WISH ((uint64_t)0xffff)
+struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t bytes, uint64_t *rkey);
+/* By all ranks, of which each has said that it would: two epochs. *well: it is registered. */
+int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well);
+void mc_adopted_close(struct mc_comm *c);
+#endif

@@ -1,0 +1,71 @@
+"""Memory that a program sums in place again and again, such as DDP's buckets, is registered where
+it lies: the ranks of a node work in each other's, and nothing is staged.
+
+It keeps its address and its content. It has to be torch's own and private: not a file's, not seen
+by another process or by a GPU's driver, not given out as a NumPy array.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from muster_collectives.binding.communicator import Communicator
+
+LEAST_BYTES = 1 << 20  # the core's MC_ADOPT_LEAST
+_TIMES = 4  # sums until it counts as steady: DDP has cut its buckets anew by then
+_PAGE = 4096
+
+
+class SteadyMemory:
+    """What `core` has summed so far, by its storage and where it lies there."""
+
+    def __init__(self, core: Communicator) -> None:
+        self._core = core
+        self._sums: dict[tuple[int, int, int], int] = {}
+
+    def note(self, tensor: Tensor) -> None:
+        """A sum of this tensor, of LEAST_BYTES or more, begins."""
+        storage = tensor.untyped_storage()  # torch keeps this object for as long as the memory
+        place, bytes_ = tensor.data_ptr(), tensor.nbytes
+        key = id(storage), place, bytes_
+        before = self._sums.get(key, 0)
+        if before >= _TIMES:
+            return
+        self._sums[key] = before + 1
+        if not before:
+            weakref.finalize(storage, self._sums.pop, key, None).atexit = False
+        elif before + 1 == _TIMES and _is_own(storage) and _is_private(place, bytes_):
+            end = self._core.adopt(place, bytes_)
+            if end is not None:
+                weakref.finalize(storage, end).atexit = False
+
+
+def _is_own(storage: torch.UntypedStorage) -> bool:
+    """Whether torch has allocated it, for this process alone."""
+    return storage.resizable() and not storage.is_shared() and not torch.cuda.is_initialized()
+
+
+def _is_private(address: int, bytes_: int) -> bool:
+    """Whether its whole pages are anonymous memory that no other process sees."""
+    begin, end = -(-address // _PAGE) * _PAGE, (address + bytes_) // _PAGE * _PAGE
+    for first, last, access, inode, name in _mappings():
+        if first <= begin < last:
+            if access != "rw-p" or inode != "0" or name.startswith("[stack"):
+                return False
+            begin = last
+        if begin >= end:
+            return True
+    return False
+
+
+def _mappings() -> Iterator[tuple[int, int, str, str, str]]:
+    """Of this process: begin, end, access, inode, name."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            words = line.split(maxsplit=5)
+            first, _, last = words[0].partition("-")
+            yield int(first, 16), int(last, 16), words[1], words[4], "".join(words[5:])
