@@ -16,7 +16,8 @@ from benchmarks.table import Row
 from muster_collectives.tools.bench.cases import Case, Result, decode_result
 from muster_collectives.tools.bench.launch import start
 
-# our group, gloo's, a step without communication; our group with shards in registered memory; torch's own hook over our group; a step over gloo that sends float32
+# our group, gloo's, a step without communication; our group with shards in registered memory;
+# torch's own hook over our group; a step over gloo that sends float32
 OURS, GLOO, ALONE = "muster", "gloo", "alone"
 REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
 SILENT = "no sums"  # DDP whose buckets go nowhere

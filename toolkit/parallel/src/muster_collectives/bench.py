@@ -1,7 +1,7 @@
 """`python -m muster_collectives.bench`: a table, and JSON and a picture where they are asked for.
 
 Ours (`muster` through torch.distributed, `core` called directly, `direct` on registered memory)
-beside gloo and Open MPI, on the same buffers, in turns within one run. Read the ratios: the times
+beside gloo and Open MPI, in turns within one run. Read the ratios: the times
 are those of this machine at this hour. Ends with 1 when a contender failed.
 
 With --tune it compares sizes of our own algorithms instead, and writes those that suit this machine

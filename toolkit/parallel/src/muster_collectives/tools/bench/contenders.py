@@ -1,5 +1,5 @@
-"""One case as calls: the same buffers for all contenders but torch's calls of ours, each checked
-before it is measured."""
+"""One case as calls. Each contender has buffers of its own: what one registers others would use,
+and caches would be warm for some. Each is checked before it is measured."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ _MPI_TYPES: Mapping[str, str] = {
 @dataclass
 class Prepared:
     """The contenders of one case, ready to be called. `calls` by contender; `absent`: why one is
-    not there; `regions`: released by all ranks."""
+    not there; `regions`: released by all ranks; `buffers` of all."""
 
     calls: dict[str, Call] = field(default_factory=dict)
     absent: dict[str, str] = field(default_factory=dict)
     regions: list[Region] = field(default_factory=list)
+    buffers: list[Buffers] = field(default_factory=list)
 
     def release(self) -> None:
         self.calls.clear()
+        self.buffers.clear()
         for region in self.regions:
             region.release()
 
@@ -48,9 +50,10 @@ class Buffers:
 def prepare(group: BenchGroup, case: Case) -> Prepared:
     """Collective. Raises ValueError where a contender's result is wrong."""
     made = Prepared()
-    buffers = _buffers(group, case, case.dtype)
     for name in case.names:
         try:
+            buffers = _buffers(group, case, case.dtype)
+            made.buffers.append(buffers)
             made.calls[name] = _call(group, case, name, buffers, made)
         except LookupError as reason:
             made.absent[name] = str(reason.args[0])
@@ -82,8 +85,6 @@ def _call(group: BenchGroup, case: Case, name: str, buffers: Buffers, made: Prep
         buffers = _buffers(group, case, "float32")
     if name == cases.DIRECT:
         buffers = _registered(group, case, buffers, made)
-    if name == cases.OURS:  # what it registers by itself others would use as well
-        buffers = _buffers(group, case, case.dtype)
     if name in (cases.OURS, cases.WIDE, cases.GLOO):
         call = _through_torch(group, case.verb, buffers, group.gloo if name == cases.GLOO else None)
     elif name in (cases.CORE, cases.DIRECT):
