@@ -114,7 +114,7 @@ void play_adopts(struct rank *self) {
   for (uint32_t place = 0; place < PLACES; place++) {
     float *whole = malloc((COUNT + 1024) * sizeof *whole), *mine = whole + lead;
     struct mc_adopted *adopted = NULL;
-    CHECK(self, whole && mc_adopt(self->comm, mine, COUNT * sizeof *mine, &adopted) == MC_OK);
+    CHECK(self, whole && mc_adopt(self->comm, mine, COUNT * sizeof *mine, place == 1, &adopted) == MC_OK);
     for (uint32_t round = 0; round < self->scene->rounds; round++) {
       uint64_t first = round ? draw(self, 5000) : 0, count = round ? COUNT - first - draw(self, 5000) : COUNT;
       fill(mine + first, true, self->rank, count);

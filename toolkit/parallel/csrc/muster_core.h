@@ -173,10 +173,10 @@ MC_API int mc_region_add(struct mc_comm *comm, void *const *bases, uint64_t byte
 MC_API int mc_region_drop(struct mc_comm *comm, uint32_t region);
 /* Private memory that is summed in place again and again, of 1 MiB and more, aligned to 16: the next all-reduce of all of it for
  * which each rank has said this registers it where it lies. Its pages give way to shared ones with their content at the same
- * address, so pointers to it stay good; a child of a fork gets private copies. Within one node. MC_EINVAL: of other memory,
- * MC_EMEM: there is enough of it. */
+ * address, so pointers to it stay good; a child of a fork gets private copies. Within one node. `now`: shared at once, by this
+ * rank alone, for what it sends: others of the node map it as they receive. MC_EINVAL: other memory, MC_EMEM: enough of it. */
 struct mc_adopted;
-MC_API int mc_adopt(struct mc_comm *comm, void *at, uint64_t bytes, struct mc_adopted **made);
+MC_API int mc_adopt(struct mc_comm *comm, void *at, uint64_t bytes, uint32_t now, struct mc_adopted **made);
 MC_API void mc_adopted_end(struct mc_adopted *adopted); /* before that memory is freed; from any thread, also after mc_close */
 
 /* Sends and receives by tag, in order per (pair, tag); a thread of the core moves them. */

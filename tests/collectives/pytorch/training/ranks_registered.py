@@ -168,6 +168,76 @@ def memory_of_files_and_arrays_stays_what_it_is(world: World) -> None:
     assert summed(world, given, STEADY + 3) == 0
 
 
+def mapped_messages() -> int:
+    core = stats().core
+    assert core is not None
+    return core.messages_mapped
+
+
+def sent(world: World, tensor: Tensor, times: int = STEADY + 1) -> int:
+    """Sends it round so many times, right each time; how many came that were mapped."""
+    before = mapped_messages()
+    room = torch.empty_like(tensor)
+    each = torch.arange(tensor.numel()) % 997
+    left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+    for number in range(times):
+        tensor.copy_(each + world.rank + number)
+        works = dist.batch_isend_irecv([
+            dist.P2POp(dist.isend, tensor, right), dist.P2POp(dist.irecv, room, left),
+        ])  # fmt: skip
+        for work in works:
+            work.wait()
+        assert torch.equal(room, (each + left + number).to(room.dtype)), number
+        dist.barrier()
+    return mapped_messages() - before
+
+
+def what_is_sent_again_and_again_is_read_where_it_lies(world: World) -> None:
+    whole = own(2 * COUNT)
+    tensor = whole[4 * (1 + 37 * world.rank) :][:COUNT]
+    whole.fill_(-1)
+    place = tensor.data_ptr()
+    assert sent(world, tensor) == 2
+    assert tensor.data_ptr() == place and is_shared(place)
+    assert bool((whole[: 4 * (1 + 37 * world.rank)] == -1).all())
+    assert bool((whole[4 * (1 + 37 * world.rank) + COUNT :] == -1).all())
+    del whole, tensor
+    assert not is_shared(place)
+    for _ in range(40):  # more than are kept mapped; of them some lie where others did
+        assert sent(world, own(), STEADY + 1) == 2
+
+
+def what_only_one_rank_sends_is_read_there_too(world: World) -> None:
+    tensor, before = own(), mapped_messages()
+    for number in range(STEADY + 2):
+        if world.rank == 0:
+            tensor.fill_(number)
+            dist.send(tensor, 1)
+        elif world.rank == 1:
+            dist.recv(tensor, 0)
+            assert bool((tensor == number).all())
+    dist.barrier()
+    assert mapped_messages() - before == (3 if world.rank == 1 else 0)
+
+
+def what_is_sent_may_be_summed_and_the_other_way_round(world: World) -> None:
+    first, then = own(), own()
+    assert sent(world, first) == 2
+    assert summed(world, first, 3) == 3 and sent(world, first, 2) == 2
+    assert summed(world, then) == 2
+    assert sent(world, then, 2) == 2 and summed(world, then, 1) == 1
+
+
+def what_is_sent_and_is_replaced_is_noticed(world: World) -> None:
+    tensor = own()
+    assert sent(world, tensor) == 2
+    storage = tensor.untyped_storage()
+    bytes_ = storage.nbytes()
+    storage.resize_(0)
+    storage.resize_(bytes_)
+    sent(world, tensor, 3)
+
+
 def memory_that_ends_is_private_again(world: World) -> None:
     places = set()
     for _ in range(70):  # more than a group has room for
@@ -339,6 +409,10 @@ CHECKS = (
     other_sums_of_it_are_as_ever,
     where_one_rank_cannot_register_none_does,
     memory_of_files_and_arrays_stays_what_it_is,
+    what_is_sent_again_and_again_is_read_where_it_lies,
+    what_only_one_rank_sends_is_read_there_too,
+    what_is_sent_may_be_summed_and_the_other_way_round,
+    what_is_sent_and_is_replaced_is_noticed,
     memory_that_ends_is_private_again,
     a_model_may_go_before_the_group,
     memory_that_is_replaced_is_noticed,

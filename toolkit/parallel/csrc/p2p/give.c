@@ -25,7 +25,9 @@ struct mc_offer mc_offer_of(struct mc_p2p *p, const struct mc_sending *s, uint32
                            .turn = atomic_load(word_of(p, rank, s->slot)) >> MC_OFFER_BITS};
   pthread_mutex_lock(&p->c->region_lock);
   const struct mc_region *region = mc_region_of(p->c, s->data, s->bytes);
+  const struct mc_adopted *adopted = region ? NULL : mc_adopted_around(p->c, s->data, s->bytes);
   if (region) offer.region = region->id, offer.offset = mc_region_offset(p->c, region, s->data);
+  if (adopted) offer.begin = (uint64_t)(uintptr_t)adopted->begin, offer.file = adopted->file;
   pthread_mutex_unlock(&p->c->region_lock);
   return offer;
 }

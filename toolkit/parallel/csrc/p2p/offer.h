@@ -14,7 +14,7 @@
  * What a receive has begun stays its own: from READING there is no way back to OFFERED. */
 #ifndef MUSTER_OFFER_H
 #define MUSTER_OFFER_H
-#include <stdint.h>
+#include "shm/adopted.h"
 
 enum mc_offer_state { MC_OFFER_FREE, MC_OFFER_OPEN, MC_OFFER_READING, MC_OFFER_WANTED, MC_OFFER_TAKEN };
 #define MC_OFFER_BITS 3
@@ -23,8 +23,12 @@ struct mc_offer { /* the entry in the ring, behind the message's head */
   uint64_t address;        /* in the sender's memory */
   uint64_t region, offset; /* where that is registered memory; region 0: it is not */
   uint64_t turn;           /* of the slot */
-  uint64_t slot, spare;
+  uint64_t slot;
+  uint64_t begin;          /* of shared pages around it, in the sender's memory */
+  struct mc_file file;     /* theirs; no fd: there are none */
+  uint64_t spare;
 };
+_Static_assert(sizeof(struct mc_offer) % 16 == 0, "rings have nothing but pieces of 16 bytes");
 static inline uint64_t mc_offer_word(uint64_t turn, enum mc_offer_state state) { return turn << MC_OFFER_BITS | (uint64_t)state; }
 static inline enum mc_offer_state mc_offer_state_of(uint64_t word) { return (enum mc_offer_state)(word & ((1u << MC_OFFER_BITS) - 1)); }
 #endif

@@ -11,6 +11,7 @@
 #define SPIN_REST 127u /* waits at most that do not spin after spins that were in vain */
 
 static void release(struct mc_p2p *p) {
+  mc_views_close(p);
   for (uint32_t rank = 0; rank < p->c->size; rank++) {
     if (p->peers[rank].current) mc_message_cut(p, p->peers[rank].current);
     mc_ring_forget(p, &p->peers[rank]);

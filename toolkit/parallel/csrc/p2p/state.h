@@ -50,6 +50,7 @@ struct mc_message { /* incoming, under way or waiting for its receive */
   bool whole, lost; /* lost: there was no memory for it */
   bool offered;     /* its bytes lie with the sender */
   bool foreign;     /* some of them were read as memory of another process */
+  bool mapped;      /* some were read where this process has them mapped */
   struct mc_offer offer;
   struct mc_request *request;
 };
@@ -90,6 +91,8 @@ struct mc_peer {
   uint8_t gone;  /* MC_HERE, or why nothing more comes */
   int why, code; /* of what its requests end with */
 };
+#define MC_VIEWS 32u
+struct mc_view { uint32_t peer; uint64_t inode, bytes, used; uint8_t *at; }; /* shared pages of another rank, mapped as it sent them */
 struct mc_spin { uint32_t vain, rest; }; /* waits that do not spin after the last spin in vain, and how many are left */
 struct mc_p2p {
   struct mc_comm *c;
@@ -118,6 +121,8 @@ struct mc_p2p {
   MC_QUEUE(mc_message) reads;  /* offered, a receive has them: bytes are to be read */
   MC_QUEUE(mc_message) wanted; /* the same, to come through the ring after all */
   _Atomic uint32_t entering;   /* threads of the caller that want the lock */
+  struct mc_view views[MC_VIEWS];
+  uint64_t views_used; /* counted */
   uint64_t checked_ns;
   bool aborted, closing;
   MC_QUEUE(mc_note) ended; /* followed requests that have ended */
@@ -167,6 +172,7 @@ void mc_take(struct mc_p2p *p, struct mc_message *m);             /* begun, with
 bool mc_reads_move(struct mc_p2p *p);                             /* a piece; true: there is more to read */
 struct mc_message *mc_take_copy(struct mc_p2p *p, uint32_t peer, uint32_t slot, uint64_t bytes); /* comes by ring now; NULL: no memory */
 void mc_take_drop(struct mc_p2p *p, struct mc_message *m);        /* its receive has been withdrawn */
+void mc_views_close(struct mc_p2p *p);
 /* --- p2p/remote.c */
 int mc_p2p_net_send(struct mc_p2p *p, struct mc_request *r);
 void mc_p2p_net_expect(struct mc_p2p *p, const struct mc_request *r);

@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/uio.h>
 #include "p2p/state.h"
 #include "group/fault_point.h"
@@ -72,7 +73,7 @@ static void ask(struct mc_p2p *p, struct mc_message *m) {
 }
 
 /* From the region, where this rank has it too. */
-static bool copy_mapped(struct mc_p2p *p, struct mc_message *m, uint64_t part) {
+static bool copy_region(struct mc_p2p *p, struct mc_message *m, uint64_t part) {
   struct mc_comm *c = p->c;
   if (!m->offer.region) return false;
   pthread_mutex_lock(&c->region_lock); /* it stays mapped */
@@ -80,6 +81,41 @@ static bool copy_mapped(struct mc_p2p *p, struct mc_message *m, uint64_t part) {
   if (from) memcpy(m->to + m->got, from + m->got, part);
   pthread_mutex_unlock(&c->region_lock);
   return from != NULL;
+}
+
+static const uint8_t *view_of(struct mc_p2p *p, const struct mc_message *m) {
+  struct mc_view *oldest = p->views;
+  for (struct mc_view *view = p->views; view < p->views + MC_VIEWS; view++) {
+    if (view->used < oldest->used) oldest = view;
+    if (!view->at || view->peer != m->peer || view->inode != m->offer.file.inode) continue;
+    view->used = ++p->views_used;
+    return view->at;
+  }
+  uint8_t *at = mc_pages_map(&m->offer.file);
+  if (!at) return NULL;
+  if (oldest->at) munmap(oldest->at, oldest->bytes);
+  *oldest = (struct mc_view){m->peer, m->offer.file.inode, m->offer.file.bytes, ++p->views_used, at};
+  return at;
+}
+
+void mc_views_close(struct mc_p2p *p) {
+  for (struct mc_view *view = p->views; view < p->views + MC_VIEWS; view++)
+    if (view->at) munmap(view->at, view->bytes);
+}
+
+/* From what this rank has mapped: true, and then it was so much of *part. Else *part is what comes before some that is. */
+static bool copy_mapped(struct mc_p2p *p, struct mc_message *m, uint64_t *part) {
+  const struct mc_offer *offer = &m->offer;
+  if (copy_region(p, m, *part)) return true;
+  if (!offer->file.fd) return false;
+  const uint64_t at = offer->address + m->got, end = offer->begin + offer->file.bytes;
+  if (at < offer->begin) *part = mc_less(*part, offer->begin - at); /* a page that the memory has only a part of */
+  if (at < offer->begin || at >= end) return false;
+  const uint8_t *from = view_of(p, m);
+  if (!from) return false;
+  *part = mc_less(*part, end - at);
+  memcpy(m->to + m->got, from + (at - offer->begin), *part);
+  return true;
 }
 
 /* How many bytes of the sender's memory; 0: the system refuses. */
@@ -97,12 +133,13 @@ static uint64_t read_remote(struct mc_p2p *p, struct mc_message *m, uint64_t par
 bool mc_reads_move(struct mc_p2p *p) {
   struct mc_message *m = p->reads.first;
   if (!m) return false;
-  const uint64_t left = m->bytes - m->got, part = left < MC_PIECE ? left : MC_PIECE;
+  uint64_t part = mc_less(m->bytes - m->got, MC_PIECE);
   if (atomic_load(word_of(p, m)) != mc_offer_word(m->offer.turn, MC_OFFER_READING)) {
     taken_back(p, m);
     return p->reads.first != NULL;
   }
-  const bool mapped = copy_mapped(p, m, part);
+  const bool mapped = copy_mapped(p, m, &part);
+  m->mapped = m->mapped || mapped;
   const uint64_t got = mapped ? part : read_remote(p, m, part);
   m->got += got;
   if (!mapped && got) m->foreign = true;
@@ -116,7 +153,7 @@ bool mc_reads_move(struct mc_p2p *p) {
       mc_p2p_check_liveness(p, true);
       return p->reads.first != NULL;
     }
-    __atomic_fetch_add(mapped ? &p->c->stats.messages_mapped : &p->c->stats.messages_read, 1, __ATOMIC_RELAXED);
+    __atomic_fetch_add(m->mapped ? &p->c->stats.messages_mapped : &p->c->stats.messages_read, 1, __ATOMIC_RELAXED);
     whole(p, m);
   }
   return p->reads.first != NULL;

@@ -5,26 +5,23 @@
  * others offer and puts the shared pages in the place of its own, and a second epoch says whether that went well everywhere.
  * Pages that the memory has only a part of stay as they are; `begin` and `end` of the region are what all ranks share. */
 #define _GNU_SOURCE
-#include <fcntl.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/stat.h>
 #include <unistd.h>
 #include "group/fault_point.h"
 #include "shm/adopted.h"
 
 #define FAILURES 3u /* of groups where it cannot be done nobody asks any more */
 
-struct offer { uint64_t process, fd, device, inode, bytes, head, whole, dead, well; };
+struct offer { struct mc_file file; uint64_t bytes, head, dead, well; };
 
 static _Atomic uint64_t adopted_bytes; /* of the process */
 
-int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, struct mc_adopted **made) {
+int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct mc_adopted **made) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   uint8_t *begin = (uint8_t *)mc_pages((uintptr_t)at), *end = (uint8_t *)(((uintptr_t)at + bytes) & ~(uintptr_t)4095);
-  if (c->nodes > 1 || c->locals < 2 || bytes < MC_ADOPT_LEAST || (uintptr_t)at % 16 || c->tuning.slot_bytes < 2 * 4096) return MC_EINVAL;
+  if ((!now && c->nodes > 1) || c->locals < 2 || bytes < MC_ADOPT_LEAST || (uintptr_t)at % 16 || c->tuning.slot_bytes < 2 * 4096) return MC_EINVAL;
   if (bytes > c->tuning.adopt_bytes || atomic_load(&adopted_bytes) > c->tuning.adopt_bytes - bytes) return MC_EMEM;
   struct mc_adopted *a = calloc(1, sizeof *a);
   if (!a) return MC_EMEM;
@@ -42,7 +39,8 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, struct mc_adopted **ma
   if (i == MC_REGIONS) return free(a), MC_EMEM;
   atomic_fetch_add(&adopted_bytes, bytes);
   *made = a;
-  return MC_OK;
+  if (now && (mc_pages_copy(a) != 0 || !mc_pages_replace(a))) mc_adopted_end(a), *made = NULL;
+  return *made ? MC_OK : MC_EMEM;
 }
 
 void mc_adopted_end(struct mc_adopted *a) {
@@ -80,6 +78,17 @@ struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t byt
   return found;
 }
 
+const struct mc_adopted *mc_adopted_around(struct mc_comm *c, const void *at, uint64_t bytes) {
+  const uint8_t *first = at, *last = first + bytes;
+  for (uint32_t i = 0; i < MC_REGIONS; i++) {
+    struct mc_adopted *a = c->adopted[i];
+    if (!a || atomic_load(&a->over) || !a->in_place || first < a->at || last > a->at + a->bytes) continue;
+    if (mc_pages_may_be_there(a)) return a;
+    atomic_store(&a->over, 1);
+  }
+  return NULL;
+}
+
 static void unmap(struct mc_comm *c, struct mc_region *region) {
   for (uint32_t local = 0; local < c->locals; local++)
     if (region->peers[local].at) munmap(region->peers[local].at, region->peers[local].bytes);
@@ -105,22 +114,6 @@ static void drop_dead(struct mc_comm *c, uint64_t dead) {
   }
 }
 
-static bool map_peer(struct mc_mapped *peer, const struct offer *offer) {
-  char path[64];
-  struct stat facts;
-  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)offer->process, (int)offer->fd);
-  const int fd = open(path, O_RDWR | O_CLOEXEC);
-  if (fd < 0) return false;
-  const bool is_it = fstat(fd, &facts) == 0 && facts.st_ino == offer->inode && facts.st_dev == offer->device &&
-                     (uint64_t)facts.st_size >= offer->whole;
-  void *at = is_it ? mmap(NULL, offer->whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
-  close(fd);
-  if (at == MAP_FAILED) return false;
-  madvise(at, offer->whole, MADV_HUGEPAGE);
-  *peer = (struct mc_mapped){at, offer->whole};
-  return true;
-}
-
 /* The region that the offers make, in `region`; false where one of them is none, or cannot be had. */
 static bool map_all(struct mc_comm *c, struct mc_adopted *a, const struct offer *offers, struct mc_region *region) {
   region->peers = calloc(c->locals, sizeof *region->peers);
@@ -129,27 +122,27 @@ static bool map_all(struct mc_comm *c, struct mc_adopted *a, const struct offer 
   for (uint32_t local = 0; local < c->locals; local++) {
     const struct offer *offer = &offers[local];
     if (!offer->well || offer->bytes != a->bytes) return false;
-    if (local != c->local && !map_peer(&region->peers[local], offer)) return false;
+    if (local != c->local) region->peers[local] = (struct mc_mapped){mc_pages_map(&offer->file), offer->file.bytes};
+    if (local != c->local && !region->peers[local].at) return false;
     /* where the memory would begin, were it whole */
     region->bases[local] = local == c->local ? a->at : (uint8_t *)((uintptr_t)region->peers[local].at - offer->head);
     if (offer->head > region->begin) region->begin = offer->head;
-    if (offer->head + offer->whole < region->end) region->end = offer->head + offer->whole;
+    if (offer->head + offer->file.bytes < region->end) region->end = offer->head + offer->file.bytes;
   }
   return true;
 }
 
-static struct offer offer_of(struct mc_comm *c, struct mc_adopted *a, int *fd) {
-  struct offer mine = {.process = (uint64_t)getpid(), .bytes = a->bytes, .head = (uint64_t)(a->begin - a->at), .whole = a->whole};
-  mine.well = mc_pages_copy(a, fd) == 0;
-  mine.fd = (uint64_t)(uint32_t)*fd, mine.device = a->device, mine.inode = a->inode;
+static struct offer offer_of(struct mc_comm *c, struct mc_adopted *a) {
+  struct offer mine = {.bytes = a->bytes, .head = (uint64_t)(a->begin - a->at), .well = a->alias || mc_pages_copy(a) == 0};
+  mine.file = a->file;
   for (uint32_t i = 0; i < MC_REGIONS; i++)
     if (c->regions[i].own && atomic_load(&c->regions[i].own->over)) mine.dead |= (uint64_t)1 << i;
   return mine;
 }
 
-static int together(struct mc_comm *c, struct mc_adopted *a, int *fd, struct mc_region *region, bool *well, uint32_t *number) {
+static int together(struct mc_comm *c, struct mc_adopted *a, struct mc_region *region, bool *well, uint32_t *number) {
   struct offer offers[MC_LOCALS];
-  const struct offer mine = offer_of(c, a, fd);
+  const struct offer mine = offer_of(c, a);
   uint32_t epoch = mc_next(c);
   memcpy(mc_in_slot(c, c->local, epoch), &mine, sizeof mine);
   MC_FAULT_POINT(adopt_offered);
@@ -165,7 +158,7 @@ static int together(struct mc_comm *c, struct mc_adopted *a, int *fd, struct mc_
   *number = 0;
   while (*number < MC_REGIONS && c->regions[*number].used) ++*number;
   pthread_mutex_unlock(&c->region_lock);
-  const bool mapped = *number < MC_REGIONS && map_all(c, a, offers, region) && mc_pages_replace(a, *fd);
+  const bool mapped = *number < MC_REGIONS && map_all(c, a, offers, region) && (a->in_place || mc_pages_replace(a));
   c->rkey = mapped;
   const uint32_t parity = mc_next(c) & 1;
   MC_FAULT_POINT(adopt_mapped);
@@ -177,11 +170,9 @@ static int together(struct mc_comm *c, struct mc_adopted *a, int *fd, struct mc_
 
 int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well) {
   struct mc_region region = {.used = true};
-  int fd = -1;
   uint32_t number = 0;
   *well = false;
-  const int code = together(c, a, &fd, &region, well, &number);
-  if (fd >= 0) close(fd); /* all who want it have it mapped */
+  const int code = together(c, a, &region, well, &number);
   if (*well) {
     pthread_mutex_lock(&c->region_lock);
     region.id = ++c->region_ids;

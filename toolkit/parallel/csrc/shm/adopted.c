@@ -36,7 +36,7 @@ static void find_pieces(const struct mc_adopted *one) {
     if (sscanf(line, "%llx-%llx %*s %llx %x:%x %llu", &from, &to, &offset, &major_of, &minor_of, &inode) != 6) continue;
     for (const struct mc_adopted *a = one ? one : process.first; a; a = one ? NULL : a->next) {
       const uintptr_t begin = (uintptr_t)a->begin;
-      if (inode != a->inode || makedev(major_of, minor_of) != a->device) continue;
+      if (inode != a->file.inode || makedev(major_of, minor_of) != a->file.device) continue;
       if (from < begin || to > begin + a->whole || offset != from - begin) continue; /* the alias */
       struct piece *more = realloc(process.pieces, (process.count + 1) * sizeof *more);
       if (!more) continue;
@@ -93,7 +93,11 @@ static void in_parent(void) {
 static void in_child(void) {
   for (size_t i = 0; i < process.count; i++) /* better no memory than its parent's */
     if (!make_private(process.pieces[i])) munmap(process.pieces[i].at, process.pieces[i].bytes);
-  for (struct mc_adopted *a = process.first; a; a = a->next) munmap(a->alias, a->whole), a->alias = NULL;
+  for (struct mc_adopted *a = process.first; a; a = a->next) {
+    munmap(a->alias, a->whole);
+    close((int)a->file.fd);
+    a->alias = NULL, a->file.fd = 0, a->in_place = false;
+  }
   process.first = NULL;
   close_pipe();
   forget_pieces();
@@ -102,34 +106,50 @@ static void in_child(void) {
 
 static void watch_forks(void) { pthread_atfork(before_fork, in_parent, in_child); }
 
-int mc_pages_copy(struct mc_adopted *a, int *fd) {
+int mc_pages_copy(struct mc_adopted *a) {
   struct stat facts;
-  *fd = (int)syscall(SYS_memfd_create, "muster-adopted", 1u /* MFD_CLOEXEC */);
-  if (*fd < 0) return errno;
-  int error = posix_fallocate(*fd, 0, (off_t)a->whole);
-  if (!error && fstat(*fd, &facts) != 0) error = errno;
-  void *alias = error ? MAP_FAILED : mmap(NULL, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+  int fd = (int)syscall(SYS_memfd_create, "muster-adopted", 1u /* MFD_CLOEXEC */);
+  if (fd == 0) fd = fcntl(fd, F_DUPFD_CLOEXEC, 1), close(0); /* 0 says that there is none */
+  if (fd < 0) return errno;
+  int error = posix_fallocate(fd, 0, (off_t)a->whole);
+  if (!error && fstat(fd, &facts) != 0) error = errno;
+  void *alias = error ? MAP_FAILED : mmap(NULL, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (!error && alias == MAP_FAILED) error = errno;
-  if (error) return close(*fd), *fd = -1, error;
+  if (error) return close(fd), error;
   madvise(alias, a->whole, MADV_HUGEPAGE);
   memcpy(alias, a->begin, a->whole);
-  a->device = facts.st_dev, a->inode = facts.st_ino;
+  a->file = (struct mc_file){(uint64_t)getpid(), (uint64_t)fd, facts.st_dev, facts.st_ino, a->whole};
   a->alias = alias;
   return 0;
 }
 
-bool mc_pages_replace(struct mc_adopted *a, int fd) {
+bool mc_pages_replace(struct mc_adopted *a) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, watch_forks);
   pthread_mutex_lock(&process.lock);
-  const bool done = mmap(a->begin, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, fd, 0) != MAP_FAILED;
-  if (done) {
+  a->in_place = mmap(a->begin, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)a->file.fd, 0) != MAP_FAILED;
+  if (a->in_place) {
     madvise(a->begin, a->whole, MADV_HUGEPAGE);
     a->next = process.first;
     process.first = a;
   }
   pthread_mutex_unlock(&process.lock);
-  return done;
+  return a->in_place;
+}
+
+void *mc_pages_map(const struct mc_file *file) {
+  char path[64];
+  struct stat facts;
+  snprintf(path, sizeof path, "/proc/%d/fd/%d", (int)file->process, (int)file->fd);
+  const int fd = open(path, O_RDWR | O_CLOEXEC);
+  if (fd < 0) return NULL;
+  const bool is_it = fstat(fd, &facts) == 0 && facts.st_ino == file->inode && facts.st_dev == file->device &&
+                     (uint64_t)facts.st_size >= file->bytes;
+  void *at = is_it ? mmap(NULL, file->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  close(fd);
+  if (at == MAP_FAILED) return NULL;
+  madvise(at, file->bytes, MADV_HUGEPAGE);
+  return at;
 }
 
 /* What is written by one name must be read by the other. */
@@ -147,6 +167,22 @@ bool mc_pages_are_there(const struct mc_adopted *a, const uint8_t *first, const 
   return a->alias && is_there(a, first) && is_there(a, last);
 }
 
+/* Only shared memory can be mapped once more by its address. */
+bool mc_pages_may_be_there(const struct mc_adopted *a) {
+  void *again = a->alias ? mremap(a->begin, 0, 4096, MREMAP_MAYMOVE) : MAP_FAILED;
+  if (again == MAP_FAILED) return false;
+  munmap(again, 4096);
+  return memcmp(a->begin, a->alias, 64) == 0 && memcmp(a->begin + a->whole - 64, a->alias + a->whole - 64, 64) == 0;
+}
+
+static void let_go(struct mc_adopted *a) {
+  /* ranks that have it mapped shall not keep its pages */
+  fallocate((int)a->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)a->whole);
+  close((int)a->file.fd);
+  munmap(a->alias, a->whole);
+  a->alias = NULL, a->file.fd = 0, a->in_place = false;
+}
+
 void mc_pages_return(struct mc_adopted *a) {
   pthread_mutex_lock(&process.lock);
   struct mc_adopted **link = &process.first;
@@ -159,6 +195,6 @@ void mc_pages_return(struct mc_adopted *a) {
     if (all) *link = a->next; /* else children still copy it, and it stays known */
     else atomic_fetch_add(&a->holders, 1);
   }
-  if (all && a->alias) munmap(a->alias, a->whole), a->alias = NULL;
+  if (all && a->alias) let_go(a);
   pthread_mutex_unlock(&process.lock);
 }

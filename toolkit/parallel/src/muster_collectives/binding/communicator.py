@@ -29,13 +29,13 @@ class Communicator(CoreGroup):
         Raises ResourceError on every rank if one of them cannot."""
         return memory.allocate(self, bytes_)
 
-    def adopt(self, address: int, bytes_: int) -> Callable[[], None] | None:
+    def adopt(self, address: int, bytes_: int, *, sends: bool = False) -> Callable[[], None] | None:
         """Private memory that this rank sums in place again and again, 1 MiB at least: in the next
         sum of all of it for which every rank has said so it is registered where it lies, and keeps
-        its address. Returns what must be called before it is freed; None where it stays as it is
-        (several nodes, ranks that reach each other through /dev/shm, or COLLECTIVES_ADOPT_BYTES).
-        """
-        return memory.adopt(self, address, bytes_)
+        its address. `sends`: that it sends; it is registered now, without other ranks. Returns what
+        must be called before it is freed; None where it stays as it is (sums over several nodes,
+        ranks that reach each other through /dev/shm, or COLLECTIVES_ADOPT_BYTES)."""
+        return memory.adopt(self, address, bytes_, sends)
 
     def barrier(self, timeout_s: float | None = None) -> None:
         self.run(Verb.BARRIER, source=0, target=0, count=0, dtype=DType.U8, timeout_s=timeout_s)

@@ -126,13 +126,13 @@ def allocate(group: Communicator, bytes_: int) -> Region:
         shared_memory.close(fd)
 
 
-def adopt(group: Communicator, address: int, bytes_: int) -> Callable[[], None] | None:
+def adopt(group: Communicator, address: int, bytes_: int, sends: bool) -> Callable[[], None] | None:
     """See Communicator.adopt."""
     if group.shm_method is ShmMethod.FILE:  # others reach no memfd of this rank
         return None
     made = ctypes.c_void_p()
     with group.inside() as handle:
-        code = group.library.mc_adopt(handle, address, bytes_, ctypes.byref(made))
+        code = group.library.mc_adopt(handle, address, bytes_, sends, ctypes.byref(made))
     return None if code else functools.partial(group.library.mc_adopted_end, made)
 
 

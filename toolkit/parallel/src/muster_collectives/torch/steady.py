@@ -1,5 +1,5 @@
-"""Memory that a program sums in place again and again, such as DDP's buckets, is registered where
-it lies: the ranks of a node work in each other's, and nothing is staged.
+"""Memory that a program sums in place or sends again and again, such as DDP's buckets, is
+registered where it lies: ranks of a node work in each other's, and nothing is staged.
 
 It keeps its address and its content. It has to be torch's own and private: not a file's, not seen
 by another process or by a GPU's driver, not given out as a NumPy array.
@@ -16,30 +16,30 @@ from torch import Tensor
 from muster_collectives.binding.communicator import Communicator
 
 LEAST_BYTES = 1 << 20  # the core's MC_ADOPT_LEAST
-_TIMES = 4  # sums until it counts as steady: DDP has cut its buckets anew by then
+_TIMES = 4  # calls until it counts as steady: DDP has cut its buckets anew by then
 _PAGE = 4096
 
 
 class SteadyMemory:
-    """What `core` has summed so far, by its storage and where it lies there."""
+    """What `core` has summed, or sent (`sends`), so far: by its storage and where it lies there."""
 
-    def __init__(self, core: Communicator) -> None:
-        self._core = core
-        self._sums: dict[tuple[int, int, int], int] = {}
+    def __init__(self, core: Communicator, *, sends: bool = False) -> None:
+        self._core, self._sends = core, sends
+        self._times: dict[tuple[int, int, int], int] = {}
 
     def note(self, tensor: Tensor) -> None:
-        """A sum of this tensor, of LEAST_BYTES or more, begins."""
+        """A call with this tensor, of LEAST_BYTES or more, begins."""
         storage = tensor.untyped_storage()  # torch keeps this object for as long as the memory
         place, bytes_ = tensor.data_ptr(), tensor.nbytes
         key = id(storage), place, bytes_
-        before = self._sums.get(key, 0)
+        before = self._times.get(key, 0)
         if before >= _TIMES:
             return
-        self._sums[key] = before + 1
+        self._times[key] = before + 1
         if not before:
-            weakref.finalize(storage, self._sums.pop, key, None).atexit = False
+            weakref.finalize(storage, self._times.pop, key, None).atexit = False
         elif before + 1 == _TIMES and _is_own(storage) and _is_private(place, bytes_):
-            end = self._core.adopt(place, bytes_)
+            end = self._core.adopt(place, bytes_, sends=self._sends)
             if end is not None:
                 weakref.finalize(storage, end).atexit = False
 

@@ -23,6 +23,7 @@ from muster_collectives.runtime.errors import CollectiveError, MismatchError
 from muster_collectives.runtime.types import Code, Status
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.lowered import NotLoweredError, is_as_it_lies, plain
+from muster_collectives.torch.steady import LEAST_BYTES, SteadyMemory
 from muster_collectives.torch.works.base import (
     MusterWork,
     SettableFuture,
@@ -222,6 +223,7 @@ class Transfers:
 
     def __init__(self, communicator: Communicator) -> None:
         self._communicator = communicator
+        self._steady = SteadyMemory(communicator, sends=True)
         self._follower = Follower(communicator.ends)
         self._kept: dict[int, P2PWork] = {}
         self._posting: dict[object, torch.Tensor] = {}
@@ -231,6 +233,8 @@ class Transfers:
     def send(self, tensor: Any, peer: int, tag: int, timeout_s: float) -> P2PWork:
         """Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor).contiguous().resolve_conj().resolve_neg()
+        if dense.nbytes >= LEAST_BYTES:
+            self._steady.note(dense)
         return self._post(self._communicator.post_send, dense, dense, False, peer, tag, timeout_s)
 
     def recv_anysource(self, tensor: Any, tag: int, timeout_s: float) -> P2PWork:
