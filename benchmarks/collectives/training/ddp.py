@@ -10,6 +10,7 @@ from benchmarks.collectives.training.rows import (
     DDP,
     DDP_NODES,
     GLOO,
+    MEETING,
     OURS,
     SILENT,
 )
@@ -32,10 +33,12 @@ def trained(group: BenchGroup) -> Iterator[Trained]:
 
 
 def between_nodes(group: BenchGroup) -> Iterator[Trained]:
-    return _trained(group, DDP_NODES, BETWEEN)
+    return _trained(group, DDP_NODES, BETWEEN, meets=True)
 
 
-def _trained(group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]]) -> Iterator[Trained]:
+def _trained(
+    group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]], *, meets: bool = False
+) -> Iterator[Trained]:
     from torch.nn.parallel import DistributedDataParallel as Parallel
 
     for width, layers in shapes:
@@ -46,12 +49,20 @@ def _trained(group: BenchGroup, what: str, shapes: Sequence[tuple[int, int]]) ->
             ALONE: network(group, width, layers),
         }
         models[SILENT].register_comm_hook(None, _sent_nowhere)
+        if meets:
+            models[MEETING] = Parallel(network(group, width, layers), process_group=group.gloo)
+            models[MEETING].register_comm_hook(group.core.barrier, _met)
         steps = {name: step_of(group, model, width) for name, model in models.items()}
         for name in (OURS, GLOO):
             for _ in range(SETTLING):
                 steps[name]()
         require_alike(group, models[OURS], models[GLOO])
         yield Trained(what, bytes_of(models[ALONE]), steps)
+
+
+def _met(barrier, bucket):  # type: ignore[no-untyped-def]
+    barrier()
+    return _sent_nowhere(None, bucket)  # type: ignore[no-untyped-call]
 
 
 def _sent_nowhere(_, bucket):  # type: ignore[no-untyped-def]  # DDP would look at the types

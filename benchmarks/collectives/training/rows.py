@@ -20,7 +20,8 @@ from muster_collectives.tools.bench.launch import start
 # torch's own hook over our group; a step over gloo that sends float32
 OURS, GLOO, ALONE = "muster", "gloo", "alone"
 REGISTERED, STOCK, WIDE = "registered", "stock", "float32"
-SILENT = "no sums"  # DDP whose buckets go nowhere
+# DDP whose buckets go nowhere; and whose ranks wait for each other all the same, at each bucket
+SILENT, MEETING = "no sums", "only waits"
 # `Case.verb` of a step says what is trained how
 DDP, DDP_NODES = "DDP", "DDP between 2 nodes of one rank,"
 FSDP1, FSDP2, TENSOR = "FSDP1", "FSDP2", "DTensor"
@@ -36,6 +37,7 @@ _STEPS = {
 }
 _GRADIENTS = "{mib:.1f} MiB of gradients"
 _MOST = "no sums: DDP's own work alone, which no backend can beat"
+_MOST_BETWEEN = f"{_MOST}; only waits: the same, where ranks meet at each bucket"
 _PARAMETERS = "{mib:.0f} MiB of parameters"
 
 
@@ -51,7 +53,7 @@ class Kind(NamedTuple):
 
 _KINDS: Mapping[str, Kind] = {
     DDP: Kind((Gate(GLOO, OURS, 1, "a step"),), _GRADIENTS, _MOST),
-    DDP_NODES: Kind((Gate(GLOO, OURS, 1.3, "a step"),), _GRADIENTS, _MOST),
+    DDP_NODES: Kind((Gate(GLOO, OURS, 1.3, "a step"),), _GRADIENTS, _MOST_BETWEEN),
     FSDP1: Kind(_FASTER, _PARAMETERS),
     FSDP2: Kind((*_FASTER, Gate(GLOO, REGISTERED, FASTER, "a step")), _PARAMETERS),
     TENSOR: Kind(_FASTER, "MLPs split in columns and rows, {mib:.0f} MiB of activations"),

@@ -80,7 +80,7 @@ struct mc_tuning {
   uint64_t one_shot_bytes; /* local ranks x bytes at most this: one-shot */
   uint64_t chunk_bytes;    /* of the piped algorithms; at most slot_bytes. More than four ranks take less */
   uint64_t direct_bytes;   /* registered buffers of at least this: direct */
-  uint64_t adopt_bytes;    /* memory that is summed again and again is registered, up to this of a process; 0: none */
+  uint64_t adopt_bytes;    /* memory that is summed or sent again and again is registered, up to this of a process; 0: none */
   uint64_t leader_bytes;   /* between nodes, at most this: the leaders alone talk */
   uint64_t segment_bytes;  /* between nodes, larger: pieces of this overlap their phases */
   uint64_t eager_bytes;    /* within a node, larger messages are read where they lie, once there is a receive */

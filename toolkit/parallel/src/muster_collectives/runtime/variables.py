@@ -18,7 +18,7 @@ _T = TypeVar("_T")
 
 KNOWN: Mapping[str, str] = {
     "COLLECTIVES_ADDRESS": "the IP address on which this rank listens for ranks of other nodes",
-    "COLLECTIVES_ADOPT_BYTES": "of memory that is summed again and again so much is registered",
+    "COLLECTIVES_ADOPT_BYTES": "of what is summed or sent again and again so much is registered",
     "COLLECTIVES_ASYNC": "lane or lazy: a thread runs asynchronous calls, or who waits",
     "COLLECTIVES_CHECKED": "1: every frame between nodes carries a checksum",
     "COLLECTIVES_CHUNK_BYTES": "chunk of the piped algorithms in a node",
