@@ -8,7 +8,7 @@
 #include "inter/inter.h"
 #include "net/net.h"
 #include "p2p/p2p.h"
-#include "shm/adopted.h"
+#include "shm/shm.h"
 
 #define NOW_TRIES 100u
 

@@ -14,7 +14,7 @@
  * What a receive has begun stays its own: from READING there is no way back to OFFERED. */
 #ifndef MUSTER_OFFER_H
 #define MUSTER_OFFER_H
-#include "shm/adopted.h"
+#include "group/adopted.h"
 
 enum mc_offer_state { MC_OFFER_FREE, MC_OFFER_OPEN, MC_OFFER_READING, MC_OFFER_WANTED, MC_OFFER_TAKEN };
 #define MC_OFFER_BITS 3

@@ -9,8 +9,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <unistd.h>
+#include "group/adopted.h"
 #include "group/fault_point.h"
-#include "shm/adopted.h"
+#include "shm/shm.h"
 
 #define FAILURES 3u /* of groups where it cannot be done nobody asks any more */
 
@@ -50,10 +51,6 @@ void mc_adopted_end(struct mc_adopted *a) {
   mc_adopted_drop(a);
 }
 
-void mc_adopted_drop(struct mc_adopted *a) {
-  if (atomic_fetch_sub(&a->holders, 1) == 1) free(a);
-}
-
 /* Whether the memory is still there that was registered. It is the sum's, so nobody else uses it now. */
 static bool holds(struct mc_adopted *a, const uint8_t *first, const uint8_t *last) {
   const uint8_t *end = a->begin + a->whole;
@@ -76,17 +73,6 @@ struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t byt
   }
   pthread_mutex_unlock(&c->region_lock);
   return found;
-}
-
-const struct mc_adopted *mc_adopted_around(struct mc_comm *c, const void *at, uint64_t bytes) {
-  const uint8_t *first = at, *last = first + bytes;
-  for (uint32_t i = 0; i < MC_REGIONS; i++) {
-    struct mc_adopted *a = c->adopted[i];
-    if (!a || atomic_load(&a->over) || !a->in_place || first < a->at || last > a->at + a->bytes) continue;
-    if (mc_pages_may_be_there(a)) return a;
-    atomic_store(&a->over, 1);
-  }
-  return NULL;
 }
 
 static void unmap(struct mc_comm *c, struct mc_region *region) {

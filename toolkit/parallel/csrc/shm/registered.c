@@ -4,9 +4,9 @@
  * one, they work straight in each other's memory and a second round says that all are done. Of sums it may also say that it
  * would register the tensor where it lies: shm/adopt.c. */
 #include <string.h>
+#include "group/adopted.h"
 #include "group/fault_point.h"
 #include "kernels/kernels.h"
-#include "shm/adopted.h"
 #include "shm/shm.h"
 
 enum answer { APART, WISHED, REGISTERED };

@@ -41,4 +41,11 @@ struct mc_span mc_part(size_t count, size_t element_bytes, uint32_t parts, uint3
 int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took);
 int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took);
 int mc_registered_reduce_scatter(struct mc_comm *c, const void *in, void *out, size_t count, uint32_t dtype, uint32_t op, bool *took);
+/* --- shm/adopt.c: memory that is registered where it lies, with the other ranks */
+/* What this rank says of its memory to the others: (region + 1) << 48 | offset, MC_WISH << 48 | offset, 0: nothing. */
+#define MC_WISH ((uint64_t)0xffff)
+struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t bytes, uint64_t *rkey);
+/* By all ranks, of which each has said that it would: two epochs. *well: it is registered. */
+int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well);
+void mc_adopted_close(struct mc_comm *c);
 #endif

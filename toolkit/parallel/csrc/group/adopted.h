@@ -22,7 +22,7 @@ struct mc_adopted {
   bool in_place;                  /* they are where the memory is */
 };
 
-/* --- shm/adopted.c: the pages */
+/* --- group/adopted.c: the pages */
 int mc_pages_copy(struct mc_adopted *a); /* into new shared ones. 0 or an errno value */
 bool mc_pages_replace(struct mc_adopted *a); /* by those; nobody writes the memory meanwhile */
 /* Whether the memory from `first` to `last` still shows them: its owner may have mapped something else there. Only for memory
@@ -32,13 +32,7 @@ bool mc_pages_may_be_there(const struct mc_adopted *a); /* for memory that other
 void mc_pages_return(struct mc_adopted *a); /* private again, with their content; only where it still shows them */
 void mc_adopted_drop(struct mc_adopted *a); /* by one of its holders */
 void *mc_pages_map(const struct mc_file *file); /* those of another process; NULL: they cannot be had */
-/* --- shm/adopt.c: with the other ranks */
-/* What this rank says of its memory to the others: (region + 1) << 48 | offset, MC_WISH << 48 | offset, 0: nothing. */
-#define MC_WISH ((uint64_t)0xffff)
-struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t bytes, uint64_t *rkey);
-/* By all ranks, of which each has said that it would: two epochs. *well: it is registered. */
-int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well);
-/* The shared pages that all but the edges of this lie in; NULL: there are none. With the lock of regions. */
+/* --- group/regions.c */
+/* Whose shared pages all but the edges of this lie in; NULL: there are none. With the lock of regions. */
 const struct mc_adopted *mc_adopted_around(struct mc_comm *c, const void *at, uint64_t bytes);
-void mc_adopted_close(struct mc_comm *c);
 #endif

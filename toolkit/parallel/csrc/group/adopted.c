@@ -11,7 +11,7 @@
 #include <sys/syscall.h>
 #include <sys/sysmacros.h>
 #include <unistd.h>
-#include "shm/adopted.h"
+#include "group/adopted.h"
 
 #define CHILD_MS 10000 /* so long a fork waits for the child's copies */
 
@@ -197,4 +197,8 @@ void mc_pages_return(struct mc_adopted *a) {
   }
   if (all && a->alias) let_go(a);
   pthread_mutex_unlock(&process.lock);
+}
+
+void mc_adopted_drop(struct mc_adopted *a) {
+  if (atomic_fetch_sub(&a->holders, 1) == 1) free(a);
 }
