@@ -89,6 +89,7 @@ def _of_a_node() -> Iterator[Case]:
     yield Case("registered_agreed", "direct_all_reduce 20000", 1)
     yield Case("adopt_offered", "adopts 300000", 1, nth=1)
     yield Case("adopt_mapped", "adopts 300000", 0, nth=1)
+    yield Case("registered_writing", "adopts 300000", 1, nth=4)
     yield Case("registered_writing", "direct_all_reduce 20000", 1, nth=4)
     yield Case("registered_gathered", "direct_all_gather 20000", 2)
     yield Case("registered_scattered", "direct_reduce_scatter 20000", 0)

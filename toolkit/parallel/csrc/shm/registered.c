@@ -100,27 +100,36 @@ static int sum(struct mc_comm *c, uint8_t *const *at, size_t first, size_t count
   return mc_epoch(c);
 }
 
+/* Of a call that failed others may still be at work, and nobody waits for them any more: they shall not write in this memory. */
+static int settled(struct mc_adopted *a, int code) {
+  if (!code || !a) return code;
+  atomic_store(&a->over, 1);
+  mc_pages_return(a);
+  return code;
+}
+
 int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32_t dtype, uint32_t op, bool *took) {
   size_t size = mc_dtype_bytes(dtype), bytes = count * size;
   uint8_t *at[MC_LOCALS];
   enum answer answer = WISHED;
   struct edges e = {0};
+  struct mc_adopted *a = NULL;
   const bool adopts = c->tuning.adopt_bytes && bytes >= MC_ADOPT_LEAST;
   *took = false;
   if (bytes < c->tuning.direct_bytes || !(c->region_count || adopts)) return MC_OK;
   for (bool well = true; answer == WISHED && well;) {
     uint64_t rkey = rkey_of(c, data, bytes);
-    struct mc_adopted *a = adopts && !rkey && data ? mc_adopted_of(c, data, bytes, &rkey) : NULL;
+    a = adopts && !rkey && data ? mc_adopted_of(c, data, bytes, &rkey) : NULL;
     e = edges_of(c, a, data, bytes);
     int code = ask(c, rkey, bytes, at, &answer);
     if (!code && answer == WISHED) code = mc_adopt_together(c, a, &well);
-    if (code) return code;
+    if (code) return settled(a, code);
   }
   if (answer != REGISTERED) return MC_OK;
   *took = true;
   sum_edge(c, data, e.head, 0, e.epoch, dtype, op);
   sum_edge(c, (uint8_t *)data + bytes - e.tail, e.tail, e.head, e.epoch, dtype, op);
-  return sum(c, at, e.head, (bytes - e.head - e.tail) / size, dtype, op);
+  return settled(a, sum(c, at, e.head, (bytes - e.head - e.tail) / size, dtype, op));
 }
 
 int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {
