@@ -6,10 +6,12 @@ from __future__ import annotations
 import copy
 import gc
 import os
+import resource
 import signal
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 import torch.distributed as dist
@@ -154,6 +156,58 @@ def where_one_rank_cannot_register_none_does(world: World) -> None:
     if world.rank == 1:
         tensor.share_memory_()
     assert summed(world, tensor, STEADY + 3) == 0
+
+
+def a_group_leaves_what_another_has_registered(world: World) -> None:
+    """A part of it, which was steady before it was, is registered for the other group: nowhere."""
+    outer, inner = (dist.new_group([0, other]) for other in (2, 1))
+    tensor = own(3 * COUNT)
+    part = tensor[COUNT : 2 * COUNT]
+
+    def sums(what: Callable[[], Tensor], group: dist.ProcessGroup, other: int, times: int) -> None:
+        for number in range(times if world.rank in (0, other) else 0):
+            each = what().fill_(world.rank + number)
+            dist.all_reduce(each, group=group)
+            assert bool((each == other + 2 * number).all()), number
+
+    sums(lambda: part if world.rank == 0 else own(), inner, 1, STEADY + 1)
+    sums(lambda: tensor, outer, 2, STEADY + 1)
+    assert is_shared(tensor.data_ptr()) == (world.rank != 1)
+    sums(lambda: part, inner, 1, STEADY + 1)
+    sums(lambda: tensor, outer, 2, 2)
+    for group in (outer, inner):
+        if world.rank in (0, 2 if group is outer else 1):
+            dist.destroy_process_group(group)
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    held = [os.open(os.devnull, os.O_RDONLY)]
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(
+        resource.RLIMIT_NOFILE, (max(map(int, os.listdir("/proc/self/fd"))), before[1])
+    )
+    try:
+        with suppress(OSError):
+            while True:
+                held.append(os.dup(held[0]))
+        yield
+    finally:
+        for each in held:
+            os.close(each)
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def a_rank_without_descriptors_sums_and_forks(world: World) -> None:
+    late, tensor = own(), own()
+    assert summed(world, tensor) == 2 and summed(world, late, STEADY - 1) == 0
+    tensor.fill_(1)
+    with no_descriptors():
+        assert ended(in_child(lambda: bool((tensor.fill_(9) == 9).all()))) == 0
+        assert bool((tensor == 1).all())
+        dist.barrier()
+        assert summed(world, late, 3) == 0
+    assert summed(world, tensor, 1) == 1
 
 
 def memory_of_files_and_arrays_stays_what_it_is(world: World) -> None:
@@ -408,6 +462,8 @@ CHECKS = (
     parts_of_it_are_summed_there_too,
     other_sums_of_it_are_as_ever,
     where_one_rank_cannot_register_none_does,
+    a_group_leaves_what_another_has_registered,
+    a_rank_without_descriptors_sums_and_forks,
     memory_of_files_and_arrays_stays_what_it_is,
     what_is_sent_again_and_again_is_read_where_it_lies,
     what_only_one_rank_sends_is_read_there_too,

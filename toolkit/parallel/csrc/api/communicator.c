@@ -152,7 +152,7 @@ int mc_region_drop(struct mc_comm *c, uint32_t region) {
   if (c->pid != (int)getpid()) return MC_EFORK;
   pthread_mutex_lock(&c->call_lock);
   pthread_mutex_lock(&c->region_lock);
-  const bool is_used = region < MC_REGIONS && c->regions[region].used && !c->regions[region].own;
+  const bool is_used = region < MC_REGIONS && c->regions[region].used;
   if (is_used) c->regions[region].used = false, c->region_count--;
   pthread_mutex_unlock(&c->region_lock);
   pthread_mutex_unlock(&c->call_lock);

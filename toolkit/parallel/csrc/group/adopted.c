@@ -22,14 +22,22 @@ static struct {
   struct piece *pieces; /* of a fork that is under way */
   size_t count;
   int done[2];          /* a pipe: the child has its copies */
+  FILE *maps;           /* of this process, open while pages are shared: a fork needs it, whether or not there are descriptors then */
 } process = {.lock = PTHREAD_MUTEX_INITIALIZER, .done = {-1, -1}};
 
-/* What still shows the pages of `one`, or of all (NULL). */
-static void find_pieces(const struct mc_adopted *one) {
-  FILE *maps = fopen("/proc/self/maps", "re");
+static void close_maps(void) {
+  if (process.maps) fclose(process.maps);
+  process.maps = NULL;
+}
+
+/* What still shows the pages of `one`, or of all (NULL). False: perhaps not all of it could be found. */
+static bool find_pieces(const struct mc_adopted *one) {
+  FILE *maps = process.maps;
   char *line = NULL;
   size_t room = 0;
+  bool all = maps != NULL;
   process.pieces = NULL, process.count = 0;
+  if (maps) rewind(maps);
   while (maps && getline(&line, &room, maps) > 0) {
     unsigned long long from, to, offset, inode;
     unsigned major_of, minor_of;
@@ -39,13 +47,14 @@ static void find_pieces(const struct mc_adopted *one) {
       if (inode != a->file.inode || makedev(major_of, minor_of) != a->file.device) continue;
       if (from < begin || to > begin + a->whole || offset != from - begin) continue; /* the alias */
       struct piece *more = realloc(process.pieces, (process.count + 1) * sizeof *more);
+      all = all && more;
       if (!more) continue;
       process.pieces = more;
       process.pieces[process.count++] = (struct piece){(uint8_t *)(uintptr_t)from, to - from};
     }
   }
   free(line);
-  if (maps) fclose(maps);
+  return all && !ferror(maps);
 }
 
 static void forget_pieces(void) {
@@ -60,6 +69,15 @@ static bool make_private(struct piece p) {
   if (mremap(copy, p.bytes, p.bytes, MREMAP_MAYMOVE | MREMAP_FIXED, p.at) != MAP_FAILED) return true;
   munmap(copy, p.bytes);
   return false;
+}
+
+/* Pages at an address of their own: a child of a fork has no part in them. */
+static void *map_apart(int fd, size_t bytes) {
+  void *at = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED) return NULL;
+  madvise(at, bytes, MADV_HUGEPAGE);
+  madvise(at, bytes, MADV_DONTFORK);
+  return at;
 }
 
 /* A child of a fork has memory of its own, with the content of this moment. It copies what is shared, and its parent's thread
@@ -94,11 +112,11 @@ static void in_child(void) {
   for (size_t i = 0; i < process.count; i++) /* better no memory than its parent's */
     if (!make_private(process.pieces[i])) munmap(process.pieces[i].at, process.pieces[i].bytes);
   for (struct mc_adopted *a = process.first; a; a = a->next) {
-    munmap(a->alias, a->whole);
     close((int)a->file.fd);
     a->alias = NULL, a->file.fd = 0, a->in_place = false;
   }
   process.first = NULL;
+  close_maps(); /* they are the parent's */
   close_pipe();
   forget_pieces();
   pthread_mutex_init(&process.lock, NULL);
@@ -113,10 +131,9 @@ int mc_pages_copy(struct mc_adopted *a) {
   if (fd < 0) return errno;
   int error = posix_fallocate(fd, 0, (off_t)a->whole);
   if (!error && fstat(fd, &facts) != 0) error = errno;
-  void *alias = error ? MAP_FAILED : mmap(NULL, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-  if (!error && alias == MAP_FAILED) error = errno;
+  void *alias = error ? NULL : map_apart(fd, a->whole);
+  if (!error && !alias) error = errno;
   if (error) return close(fd), error;
-  madvise(alias, a->whole, MADV_HUGEPAGE);
   memcpy(alias, a->begin, a->whole);
   a->file = (struct mc_file){(uint64_t)getpid(), (uint64_t)fd, facts.st_dev, facts.st_ino, a->whole};
   a->alias = alias;
@@ -127,7 +144,13 @@ bool mc_pages_replace(struct mc_adopted *a) {
   static pthread_once_t once = PTHREAD_ONCE_INIT;
   pthread_once(&once, watch_forks);
   pthread_mutex_lock(&process.lock);
-  a->in_place = mmap(a->begin, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)a->file.fd, 0) != MAP_FAILED;
+  bool free_of_others = true; /* the middle of what another group, or a larger piece, shows must stay what it is */
+  for (const struct mc_adopted *o = process.first; o; o = o->next)
+    free_of_others = free_of_others && (o->begin + o->whole <= a->begin || a->begin + a->whole <= o->begin);
+  if (!process.maps) process.maps = fopen("/proc/self/maps", "re");
+  a->in_place = free_of_others && process.maps &&
+                mmap(a->begin, a->whole, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, (int)a->file.fd, 0) != MAP_FAILED;
+  if (!a->in_place && !process.first) close_maps();
   if (a->in_place) {
     madvise(a->begin, a->whole, MADV_HUGEPAGE);
     a->next = process.first;
@@ -145,10 +168,8 @@ void *mc_pages_map(const struct mc_file *file) {
   if (fd < 0) return NULL;
   const bool is_it = fstat(fd, &facts) == 0 && facts.st_ino == file->inode && facts.st_dev == file->device &&
                      (uint64_t)facts.st_size >= file->bytes;
-  void *at = is_it ? mmap(NULL, file->bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0) : MAP_FAILED;
+  void *at = is_it ? map_apart(fd, file->bytes) : NULL;
   close(fd);
-  if (at == MAP_FAILED) return NULL;
-  madvise(at, file->bytes, MADV_HUGEPAGE);
   return at;
 }
 
@@ -189,11 +210,12 @@ void mc_pages_return(struct mc_adopted *a) {
   while (*link && *link != a) link = &(*link)->next;
   bool all = true;
   if (*link) {
-    find_pieces(a);
+    all = find_pieces(a);
     for (size_t i = 0; i < process.count; i++) all = make_private(process.pieces[i]) && all;
     forget_pieces();
     if (all) *link = a->next; /* else children still copy it, and it stays known */
     else atomic_fetch_add(&a->holders, 1);
+    if (!process.first) close_maps();
   }
   if (all && a->alias) let_go(a);
   pthread_mutex_unlock(&process.lock);

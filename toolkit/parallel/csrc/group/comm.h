@@ -70,6 +70,7 @@ struct mc_region {
   struct mc_mapped *peers; /* [locals] */
 };
 #define MC_REGIONS 64u
+#define MC_ADOPTED 64u /* more of them, behind the others, for memory that is registered where it lies */
 
 struct mc_latest { struct mc_desc what; uint64_t since_ns, running; }; /* see mc_now */
 
@@ -97,10 +98,10 @@ struct mc_comm {
   _Atomic uint32_t aborted;
   struct mc_failure error;   /* code MC_OK: the group works; rank_status points to error_status */
   uint8_t *error_status;     /* [size] */
-  struct mc_region regions[MC_REGIONS];
+  struct mc_region regions[MC_REGIONS + MC_ADOPTED];
   uint32_t region_count;
   uint64_t region_ids;           /* given so far */
-  struct mc_adopted *adopted[MC_REGIONS]; /* registered where they lie, or to be */
+  struct mc_adopted *adopted[MC_ADOPTED]; /* registered where they lie, or to be */
   uint32_t adopt_failures;
   pthread_mutex_t region_lock;   /* what changes regions holds it as well as the call's, what reads them one of the two */
   bool propagated;               /* the error record has been sent to other nodes */

@@ -29,7 +29,7 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct m
   *a = (struct mc_adopted){.holders = 2, .region = -1, .at = at, .bytes = bytes, .begin = begin, .whole = (uint64_t)(end - begin)};
   pthread_mutex_lock(&c->region_lock);
   uint32_t i = 0;
-  for (; i < MC_REGIONS; i++) { /* those that never were registered make room */
+  for (; i < MC_ADOPTED; i++) { /* those that never were registered make room */
     struct mc_adopted *old = c->adopted[i];
     if (old && (!atomic_load(&old->over) || atomic_load(&old->region) >= 0)) continue;
     if (old) mc_adopted_drop(old);
@@ -37,7 +37,7 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct m
     break;
   }
   pthread_mutex_unlock(&c->region_lock);
-  if (i == MC_REGIONS) return free(a), MC_EMEM;
+  if (i == MC_ADOPTED) return free(a), MC_EMEM;
   atomic_fetch_add(&adopted_bytes, bytes);
   *made = a;
   if (now && (mc_pages_copy(a) != 0 || !mc_pages_replace(a))) mc_adopted_end(a), *made = NULL;
@@ -63,37 +63,39 @@ struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t byt
   struct mc_adopted *found = NULL;
   const uint8_t *first = at, *last = first + bytes;
   pthread_mutex_lock(&c->region_lock);
-  for (uint32_t i = 0; i < MC_REGIONS && !found; i++) {
+  for (uint32_t i = 0; i < MC_ADOPTED && !(found && atomic_load(&found->region) >= 0); i++) {
     struct mc_adopted *a = c->adopted[i];
     if (!a || atomic_load(&a->over) || first < a->at || last > a->at + a->bytes) continue;
-    const int32_t region = atomic_load(&a->region);
-    if (region < 0 ? bytes != a->bytes : !holds(a, first, last)) continue; /* in the rest of a wish others may be at work */
-    *rkey = (region < 0 ? MC_WISH : (uint64_t)region + 1) << 48 | (uint64_t)(first - a->at);
-    found = a;
+    /* of a wish all, for in the rest of it others may be at work; and rather what is registered */
+    if (atomic_load(&a->region) < 0 ? bytes == a->bytes : holds(a, first, last)) found = a;
   }
   pthread_mutex_unlock(&c->region_lock);
+  if (!found) return NULL;
+  const int32_t region = atomic_load(&found->region);
+  *rkey = (region < 0 ? MC_WISH : (uint64_t)region + 1) << 48 | (uint64_t)(first - found->at);
   return found;
 }
 
 static void unmap(struct mc_comm *c, struct mc_region *region) {
   for (uint32_t local = 0; local < c->locals; local++)
-    if (region->peers[local].at) munmap(region->peers[local].at, region->peers[local].bytes);
+    if (region->peers[local].at && c->pid == (int)getpid()) munmap(region->peers[local].at, region->peers[local].bytes);
   free(region->peers);
   *region = (struct mc_region){.used = false};
 }
 
 static void forget(struct mc_comm *c, struct mc_adopted *a) {
-  for (uint32_t i = 0; i < MC_REGIONS; i++)
+  for (uint32_t i = 0; i < MC_ADOPTED; i++)
     if (c->adopted[i] == a) c->adopted[i] = NULL;
   mc_adopted_drop(a);
 }
 
 /* Regions whose memory has ended on any rank. */
 static void drop_dead(struct mc_comm *c, uint64_t dead) {
-  for (uint32_t i = 0; i < MC_REGIONS; i++) {
-    struct mc_adopted *a = c->regions[i].own;
+  for (uint32_t i = 0; i < MC_ADOPTED; i++) {
+    struct mc_region *region = &c->regions[MC_REGIONS + i];
+    struct mc_adopted *a = region->own;
     if (!(dead >> i & 1) || !a) continue;
-    unmap(c, &c->regions[i]);
+    unmap(c, region);
     atomic_store(&a->region, -1);
     atomic_store(&a->over, 1);
     forget(c, a);
@@ -121,8 +123,10 @@ static bool map_all(struct mc_comm *c, struct mc_adopted *a, const struct offer 
 static struct offer offer_of(struct mc_comm *c, struct mc_adopted *a) {
   struct offer mine = {.bytes = a->bytes, .head = (uint64_t)(a->begin - a->at), .well = a->alias || mc_pages_copy(a) == 0};
   mine.file = a->file;
-  for (uint32_t i = 0; i < MC_REGIONS; i++)
-    if (c->regions[i].own && atomic_load(&c->regions[i].own->over)) mine.dead |= (uint64_t)1 << i;
+  for (uint32_t i = 0; i < MC_ADOPTED; i++) {
+    const struct mc_adopted *own = c->regions[MC_REGIONS + i].own;
+    if (own && atomic_load(&own->over)) mine.dead |= (uint64_t)1 << i;
+  }
   return mine;
 }
 
@@ -141,10 +145,10 @@ static int together(struct mc_comm *c, struct mc_adopted *a, struct mc_region *r
   }
   pthread_mutex_lock(&c->region_lock);
   drop_dead(c, dead);
-  *number = 0;
-  while (*number < MC_REGIONS && c->regions[*number].used) ++*number;
+  *number = MC_REGIONS;
+  while (*number < MC_REGIONS + MC_ADOPTED && c->regions[*number].used) ++*number;
   pthread_mutex_unlock(&c->region_lock);
-  const bool mapped = *number < MC_REGIONS && map_all(c, a, offers, region) && (a->in_place || mc_pages_replace(a));
+  const bool mapped = *number < MC_REGIONS + MC_ADOPTED && map_all(c, a, offers, region) && (a->in_place || mc_pages_replace(a));
   c->rkey = mapped;
   const uint32_t parity = mc_next(c) & 1;
   MC_FAULT_POINT(adopt_mapped);
@@ -175,8 +179,8 @@ int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well) {
 }
 
 void mc_adopted_close(struct mc_comm *c) {
-  for (uint32_t i = 0; i < MC_REGIONS; i++)
-    if (c->regions[i].own) unmap(c, &c->regions[i]);
-  for (uint32_t i = 0; i < MC_REGIONS; i++)
+  for (uint32_t i = 0; i < MC_ADOPTED; i++)
+    if (c->regions[MC_REGIONS + i].own) unmap(c, &c->regions[MC_REGIONS + i]);
+  for (uint32_t i = 0; i < MC_ADOPTED; i++)
     if (c->adopted[i]) mc_adopted_drop(c->adopted[i]);
 }

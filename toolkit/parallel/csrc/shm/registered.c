@@ -20,7 +20,7 @@ static enum answer answer_of(const struct mc_comm *c, uint32_t parity, size_t by
     same = same && rkey == mine;
     is_wished = is_wished || which == MC_WISH;
     if (which == MC_WISH) continue;
-    if (!which || which > MC_REGIONS) return APART;
+    if (!which || which > MC_REGIONS + MC_ADOPTED) return APART;
     const struct mc_region *region = &c->regions[which - 1];
     if (!region->used || offset + bytes > region->bytes) return APART;
     is_adopted = is_adopted || region->own;

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Iterator
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -50,7 +51,14 @@ def _is_own(storage: torch.UntypedStorage) -> bool:
 
 
 def _is_private(address: int, bytes_: int) -> bool:
-    """Whether its whole pages are anonymous memory that no other process sees."""
+    """Whether its whole pages are anonymous memory that no other process sees. Without /proc or a
+    free descriptor nobody can tell, and the sum goes on as ever."""
+    with suppress(OSError):
+        return _is_anonymous(address, bytes_)
+    return False
+
+
+def _is_anonymous(address: int, bytes_: int) -> bool:
     begin, end = -(-address // _PAGE) * _PAGE, (address + bytes_) // _PAGE * _PAGE
     for first, last, access, inode, name in _mappings():
         if first <= begin < last:
