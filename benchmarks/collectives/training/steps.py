@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from benchmarks.collectives.training.rows import MEETING, OURS, REGISTERED, STOCK
+from benchmarks.collectives.training.rows import OURS, REGISTERED, STOCK
 from muster_collectives.tools.bench.group import BenchGroup
 
 BATCH = 16
-THROUGH_OURS = (OURS, REGISTERED, STOCK, MEETING)
+THROUGH_OURS = (OURS, REGISTERED, STOCK)
 CLOSE = 1e-5
 Step = Callable[[], object]
 
