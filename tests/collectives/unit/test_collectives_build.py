@@ -144,7 +144,7 @@ ALLOWED = {
     "shm": {"kernels", "group"},
     "net": {"kernels", "group"},
     "inter": {"kernels", "group", "shm", "net"},
-    "p2p": {"group", "net"},
+    "p2p": {"kernels", "group", "net"},
     "api": {"kernels", "group", "shm", "net", "inter", "p2p"},
 }
 LONGEST, MOST = 400, 20

@@ -9,6 +9,7 @@
 #include <sys/uio.h>
 #include "p2p/state.h"
 #include "group/fault_point.h"
+#include "kernels/kernels.h"
 
 static _Atomic uint64_t *word_of(const struct mc_p2p *p, const struct mc_message *m) {
   return &mc_ring_of(p, p->c->local, p->c->local_of[m->peer])->offers[m->offer.slot];
@@ -78,7 +79,7 @@ static bool copy_region(struct mc_p2p *p, struct mc_message *m, uint64_t part) {
   if (!m->offer.region) return false;
   pthread_mutex_lock(&c->region_lock); /* it stays mapped */
   const uint8_t *from = mc_region_at(c, m->offer.region, c->local_of[m->peer], m->offer.offset, m->bytes);
-  if (from) memcpy(m->to + m->got, from + m->got, part);
+  if (from) mc_copy_piece(m->to + m->got, from + m->got, part, m->bytes);
   pthread_mutex_unlock(&c->region_lock);
   return from != NULL;
 }
@@ -114,7 +115,7 @@ static bool copy_mapped(struct mc_p2p *p, struct mc_message *m, uint64_t *part) 
   const uint8_t *from = view_of(p, m);
   if (!from) return false;
   *part = mc_less(*part, end - at);
-  memcpy(m->to + m->got, from + (at - offer->begin), *part);
+  mc_copy_piece(m->to + m->got, from + (at - offer->begin), *part, m->bytes);
   return true;
 }
 
