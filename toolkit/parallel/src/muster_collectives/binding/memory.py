@@ -115,7 +115,7 @@ def allocate(group: Communicator, bytes_: int) -> Region:
             fd = found
         else:
             fd, words = shared_memory.offer(ShmMethod.FILE if is_file else ShmMethod.MEMFD, size)
-        own = _map(fd, size)
+        own = _map(fd)
     except (OSError, ValueError) as error:
         failed = f"no region of {bytes_} bytes: {error}"
     region = Region(group, _address(own) if own is not None else 0, own, bytes_)
@@ -205,15 +205,15 @@ def _map_of(offer: tuple[Any, ...]) -> mmap.mmap:
             raise ValueError("it is another file")
         if facts.st_size < bytes_:
             raise ValueError("it is shorter than it should be")
-        return _map(fd, bytes_)
+        return _map(fd)
     finally:
         os.close(fd)
 
 
-def _map(fd: int, bytes_: int) -> mmap.mmap:
-    facts = os.fstat(fd)
-    # of huge pages whole ones, or they could not be unmapped
-    whole = min(-(-bytes_ // facts.st_blksize) * facts.st_blksize, facts.st_size)
+def _map(fd: int) -> mmap.mmap:
+    # All of it, a page more than was asked for: sums of regions that lie a power of two apart take
+    # a third longer, and regions are mapped one beside the other.
+    whole = os.fstat(fd).st_size
     mapped = mmap.mmap(fd, whole, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
     with suppress(OSError, AttributeError, ValueError):
         mapped.madvise(mmap.MADV_HUGEPAGE)

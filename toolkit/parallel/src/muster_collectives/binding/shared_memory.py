@@ -62,7 +62,7 @@ def huge(bytes_: int) -> int | None:
     except (OSError, AttributeError):
         return None
     try:
-        size = -(-bytes_ // HUGE_PAGE) * HUGE_PAGE
+        size = (-(-bytes_ // HUGE_PAGE) + 1) * HUGE_PAGE  # one more: memory._map
         os.ftruncate(fd, size)
         # a mapping claims all of its pages or none: of two ranks that ask at once one has them
         with mmap.mmap(fd, size, mmap.MAP_SHARED):
