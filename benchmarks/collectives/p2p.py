@@ -39,24 +39,27 @@ BUDGET_S, JOB_S = 0.15, 600.0
 _WORDS = {"one_way": "one way", "ping_pong": "there and back", "pairs": "all pairs at once",
           "matmul": "sender in torch's matmul", "python": "sender in pure Python"}  # fmt: skip
 
+# of sends and receives at once: how many times faster than gloo
+_BOTH_WAYS = {KIB: 5.0, MIB: 5.0, 32 * MIB: 2.8}
 Measured = Callable[[Sequence[Case], int], list[Result]]
+Gates = Callable[[Result], tuple[Gate, ...]]
 
 
 def rows(rounds: int) -> Iterator[Row]:
     """Raises RunError, RuntimeError, LinksError."""
     mpirun = find_mpirun()[0]
     names = (OURS, GLOO, MPI) if mpirun else (OURS, GLOO)
-    yield from _rows(partial(_within, 2, mpirun), WITHIN, names, rounds, "a node")
+    yield from _rows(partial(_within, 2, mpirun), WITHIN, names, rounds, "a node", _inside)
     crowd = [Case("pairs", "uint8", size, names) for size in CROWD_SIZES]
-    for result in _settled(partial(_within, CROWD, mpirun), crowd, rounds):
-        yield _row(result, f"{CROWD} ranks of a node")
+    for result in _settled(partial(_within, CROWD, mpirun), crowd, rounds, gates_of):
+        yield _row(result, f"{CROWD} ranks of a node", gates_of)
     reason = why_not()
     if reason:
         yield Row("sends and receives between nodes", "us", None, {}, (), reason)
         return
     with links(2):
         unpaced(2)
-        yield from _rows(_between, BETWEEN, (OURS, GLOO), rounds, "2 nodes")
+        yield from _rows(_between, BETWEEN, (OURS, GLOO), rounds, "2 nodes", gates_of)
 
 
 def gates_of(result: Result) -> tuple[Gate, ...]:
@@ -64,24 +67,34 @@ def gates_of(result: Result) -> tuple[Gate, ...]:
     return (Gate(GLOO, OURS, 1.5 if result.case.size_bytes <= SMALL else 1),)
 
 
+def _inside(result: Result) -> tuple[Gate, ...]:
+    """Of two ranks of a node."""
+    case = result.case
+    if case.verb != "pairs" or case.size_bytes not in _BOTH_WAYS:
+        return gates_of(result)
+    mpi = (Gate(MPI, OURS, 1.1),) if MPI in case.names and case.size_bytes >= MIB else ()
+    return (Gate(GLOO, OURS, _BOTH_WAYS[case.size_bytes]), *mpi)
+
+
 def _rows(
-    run: Measured, sizes: Sequence[int], names: tuple[str, ...], rounds: int, where: str
-) -> Iterator[Row]:
+    run: Measured, sizes: Sequence[int], names: tuple[str, ...], rounds: int, where: str,
+    gates: Gates,
+) -> Iterator[Row]:  # fmt: skip
     cases = [Case(way, "uint8", size, names) for way in WAYS for size in sizes]
-    for result in _settled(run, cases, rounds):
-        yield _row(result, where)
+    for result in _settled(run, cases, rounds, gates):
+        yield _row(result, where, gates)
     for result in run([Case(each, "uint8", AWAY_BYTES, names) for each in AWAY], AWAY_CALLS):
         yield _away(result, where)
 
 
-def _settled(run: Measured, cases: Sequence[Case], rounds: int) -> list[Result]:
-    return settled(run(cases, rounds), gates_of, lambda chosen: run(chosen, rounds), 1)
+def _settled(run: Measured, cases: Sequence[Case], rounds: int, gates: Gates) -> list[Result]:
+    return settled(run(cases, rounds), gates, lambda chosen: run(chosen, rounds), 1)
 
 
-def _row(result: Result, where: str) -> Row:
+def _row(result: Result, where: str, gates: Gates) -> Row:
     case = result.case
     return judged(
-        result, OURS, gates_of(result), f"{_WORDS[case.verb]} {size_text(case.size_bytes)}, {where}"
+        result, OURS, gates(result), f"{_WORDS[case.verb]} {size_text(case.size_bytes)}, {where}"
     )
 
 

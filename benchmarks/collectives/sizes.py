@@ -104,15 +104,15 @@ def types(rounds: int) -> Iterator[Row]:
 
 def shards(rounds: int) -> Iterator[Row]:
     """All-gather and reduce-scatter, as sharded data parallelism calls them. Beside the bound of
-    one pass over the memory stands that of the copies and sums that they consist of."""
+    one pass over the memory stands that of their copies and sums, which counts."""
     chosen = (16 * MIB, 64 * MIB)
     gates = {
         "all_gather": (
-            Gate(GLOO, OURS, 4), Gate(MPI, CORE, 1.05), Gate(LIMIT, CORE, 0.6),
+            Gate(GLOO, OURS, 4), Gate(MPI, CORE, 1.05),
             Gate(COPIES, CORE, 0.8, "copies and sums alone"),
         ),
         "reduce_scatter": (
-            Gate(GLOO, OURS, 5), Gate(MPI, CORE, 2.5), Gate(LIMIT, CORE, 0.4),
+            Gate(GLOO, OURS, 5), Gate(MPI, CORE, 2.5),
             Gate(COPIES, CORE, 0.8, "copies and sums alone"),
         ),
     }  # fmt: skip

@@ -306,6 +306,14 @@ def memory_that_ends_is_private_again(world: World) -> None:
         assert summed(world, each, 1) == 0
 
 
+def memory_by_request_has_room_of_its_own(world: World) -> None:
+    kept = [own() for _ in range(66)]  # more than are registered
+    assert [summed(world, each) for each in kept].count(2) >= 60
+    region = memory.allocate(dist.group.WORLD, 1 << 20)
+    assert region is not None
+    region.release()
+
+
 def a_model_may_go_before_the_group(world: World) -> None:
     for _ in range(3):
         ours = ddp_of(network(700), as_view=True)
@@ -470,6 +478,7 @@ CHECKS = (
     what_is_sent_may_be_summed_and_the_other_way_round,
     what_is_sent_and_is_replaced_is_noticed,
     memory_that_ends_is_private_again,
+    memory_by_request_has_room_of_its_own,
     a_model_may_go_before_the_group,
     memory_that_is_replaced_is_noticed,
     a_child_of_a_fork_has_memory_of_its_own,

@@ -71,6 +71,7 @@ struct mc_region {
 };
 #define MC_REGIONS 64u
 #define MC_ADOPTED 64u /* more of them, behind the others, for memory that is registered where it lies */
+#define MC_ADOPTABLE (2 * MC_ADOPTED) /* with what is to be: where all regions are of memory that has ended, the next one shows it */
 
 struct mc_latest { struct mc_desc what; uint64_t since_ns, running; }; /* see mc_now */
 
@@ -101,7 +102,7 @@ struct mc_comm {
   struct mc_region regions[MC_REGIONS + MC_ADOPTED];
   uint32_t region_count;
   uint64_t region_ids;           /* given so far */
-  struct mc_adopted *adopted[MC_ADOPTED]; /* registered where they lie, or to be */
+  struct mc_adopted *adopted[MC_ADOPTABLE]; /* registered where they lie, or to be */
   uint32_t adopt_failures;
   pthread_mutex_t region_lock;   /* what changes regions holds it as well as the call's, what reads them one of the two */
   bool propagated;               /* the error record has been sent to other nodes */

@@ -26,7 +26,7 @@ const uint8_t *mc_region_at(const struct mc_comm *c, uint64_t id, uint32_t local
 
 const struct mc_adopted *mc_adopted_around(struct mc_comm *c, const void *at, uint64_t bytes) {
   const uint8_t *first = at, *last = first + bytes;
-  for (uint32_t i = 0; i < MC_ADOPTED; i++) {
+  for (uint32_t i = 0; i < MC_ADOPTABLE; i++) {
     struct mc_adopted *a = c->adopted[i];
     if (!a || atomic_load(&a->over) || !a->in_place || first < a->at || last > a->at + a->bytes) continue;
     if (mc_pages_may_be_there(a)) return a;

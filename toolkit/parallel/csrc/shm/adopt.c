@@ -13,7 +13,7 @@
 #include "group/fault_point.h"
 #include "shm/shm.h"
 
-#define FAILURES 3u /* of groups where it cannot be done nobody asks any more */
+#define FAILURES 3u /* in groups where it cannot be done nobody wishes it any more */
 
 struct offer { struct mc_file file; uint64_t bytes, head, dead, well; };
 
@@ -29,7 +29,7 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct m
   *a = (struct mc_adopted){.holders = 2, .region = -1, .at = at, .bytes = bytes, .begin = begin, .whole = (uint64_t)(end - begin)};
   pthread_mutex_lock(&c->region_lock);
   uint32_t i = 0;
-  for (; i < MC_ADOPTED; i++) { /* those that never were registered make room */
+  for (; i < MC_ADOPTABLE; i++) { /* those that never were registered make room */
     struct mc_adopted *old = c->adopted[i];
     if (old && (!atomic_load(&old->over) || atomic_load(&old->region) >= 0)) continue;
     if (old) mc_adopted_drop(old);
@@ -37,7 +37,7 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct m
     break;
   }
   pthread_mutex_unlock(&c->region_lock);
-  if (i == MC_ADOPTED) return free(a), MC_EMEM;
+  if (i == MC_ADOPTABLE) return free(a), MC_EMEM;
   atomic_fetch_add(&adopted_bytes, bytes);
   *made = a;
   if (now && (mc_pages_copy(a) != 0 || !mc_pages_replace(a))) mc_adopted_end(a), *made = NULL;
@@ -63,11 +63,12 @@ struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t byt
   struct mc_adopted *found = NULL;
   const uint8_t *first = at, *last = first + bytes;
   pthread_mutex_lock(&c->region_lock);
-  for (uint32_t i = 0; i < MC_ADOPTED && !(found && atomic_load(&found->region) >= 0); i++) {
+  for (uint32_t i = 0; i < MC_ADOPTABLE && !(found && atomic_load(&found->region) >= 0); i++) {
     struct mc_adopted *a = c->adopted[i];
     if (!a || atomic_load(&a->over) || first < a->at || last > a->at + a->bytes) continue;
     /* of a wish all, for in the rest of it others may be at work; and rather what is registered */
-    if (atomic_load(&a->region) < 0 ? bytes == a->bytes : holds(a, first, last)) found = a;
+    const bool wish = bytes == a->bytes && c->adopt_failures < FAILURES;
+    if (atomic_load(&a->region) < 0 ? wish : holds(a, first, last)) found = a;
   }
   pthread_mutex_unlock(&c->region_lock);
   if (!found) return NULL;
@@ -84,7 +85,7 @@ static void unmap(struct mc_comm *c, struct mc_region *region) {
 }
 
 static void forget(struct mc_comm *c, struct mc_adopted *a) {
-  for (uint32_t i = 0; i < MC_ADOPTED; i++)
+  for (uint32_t i = 0; i < MC_ADOPTABLE; i++)
     if (c->adopted[i] == a) c->adopted[i] = NULL;
   mc_adopted_drop(a);
 }
@@ -174,13 +175,13 @@ int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well) {
   if (region.peers) unmap(c, &region);
   mc_pages_return(a);
   atomic_store(&a->over, 1);
-  if (++c->adopt_failures == FAILURES) c->tuning.adopt_bytes = 0; /* on all ranks */
+  if (number < MC_REGIONS + MC_ADOPTED) c->adopt_failures++; /* else there was no room; the same on all ranks */
   return code;
 }
 
 void mc_adopted_close(struct mc_comm *c) {
   for (uint32_t i = 0; i < MC_ADOPTED; i++)
     if (c->regions[MC_REGIONS + i].own) unmap(c, &c->regions[MC_REGIONS + i]);
-  for (uint32_t i = 0; i < MC_ADOPTED; i++)
+  for (uint32_t i = 0; i < MC_ADOPTABLE; i++)
     if (c->adopted[i]) mc_adopted_drop(c->adopted[i]);
 }
