@@ -111,7 +111,7 @@ class Rank:
             self.repeat(Verb.ALL_REDUCE, count)
         finally:
             assert end is not None
-            end()
+            end(False)
             assert not is_shared(place + data.nbytes // 2)
 
     def uneven(self, count: int) -> None:

@@ -121,7 +121,7 @@ void play_adopts(struct rank *self) {
       CHECK(self, run(self, MC_ALL_REDUCE, MC_F32, MC_SUM, 0, mine + first, mine + first, count, WAIT_S) == MC_OK);
       CHECK(self, sums(mine + first, true, self->size, 0, count));
     }
-    mc_adopted_end(adopted);
+    mc_adopted_end(adopted, 0);
     free(whole);
   }
   struct mc_stats stats;

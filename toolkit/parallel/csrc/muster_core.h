@@ -177,7 +177,8 @@ MC_API int mc_region_drop(struct mc_comm *comm, uint32_t region);
  * rank alone, for what it sends: others of the node map it as they receive. MC_EINVAL: other memory, MC_EMEM: enough of it. */
 struct mc_adopted;
 MC_API int mc_adopt(struct mc_comm *comm, void *at, uint64_t bytes, uint32_t now, struct mc_adopted **made);
-MC_API void mc_adopted_end(struct mc_adopted *adopted); /* before that memory is freed; from any thread, also after mc_close */
+/* Before that memory is freed; from any thread, also after mc_close. `moved`: it has been, and others may have it. */
+MC_API void mc_adopted_end(struct mc_adopted *adopted, uint32_t moved);
 
 /* Sends and receives by tag, in order per (pair, tag); a thread of the core moves them. */
 enum mc_way { MC_SEND, MC_RECV };

@@ -20,6 +20,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
+from muster_collectives.runtime.errors import CollectiveError
 from muster_collectives.runtime.types import Path
 from muster_collectives.torch import memory, stats
 from muster_collectives.torch.hooks.average import average, group_or_world
@@ -282,6 +283,34 @@ def what_is_sent_may_be_summed_and_the_other_way_round(world: World) -> None:
     assert sent(world, then, 2) == 2 and summed(world, then, 1) == 1
 
 
+def what_is_sent_stays_when_a_sum_beside_it_fails(world: World) -> None:
+    group = dist.new_group([0, 1])
+    tensor, room = own(2 * COUNT), own()
+    other = 1 - world.rank
+    if world.rank > 1:
+        return
+    for number in range(STEADY + 1):
+        dist.all_reduce(tensor.fill_(number), group=group)
+    assert is_shared(tensor.data_ptr())
+
+    def swap(between: Callable[[], None]) -> None:
+        sent = dist.isend(tensor[:COUNT], other, group=group)
+        between()
+        dist.recv(room, other, group=group)
+        sent.wait()
+        assert bool((room == 5 + other).all()), room.unique(return_counts=True)
+
+    def fails() -> None:
+        with suppress(CollectiveError):
+            dist.all_reduce(tensor[COUNT : 2 * COUNT - world.rank], group=group)
+            raise AssertionError("of different lengths")
+
+    tensor.fill_(5 + world.rank)
+    swap(lambda: None)  # the other has it mapped from here on
+    swap(fails)
+    dist.destroy_process_group(group)
+
+
 def what_is_sent_and_is_replaced_is_noticed(world: World) -> None:
     tensor = own()
     assert sent(world, tensor) == 2
@@ -290,6 +319,26 @@ def what_is_sent_and_is_replaced_is_noticed(world: World) -> None:
     storage.resize_(0)
     storage.resize_(bytes_)
     sent(world, tensor, 3)
+
+
+def what_takes_the_place_of_moved_memory_is_sent_as_it_is(world: World) -> None:
+    """Shared as well, and alike at both ends. Later checks may find no room on the heap."""
+    kept = []
+    for _ in range(5):
+        first = own()
+        sent(world, first, STEADY)
+        first.zero_()
+        first.share_memory_()
+        then = torch.zeros(COUNT + 5000).share_memory_()
+        kept += [first, then]
+        then[COUNT // 2] = world.rank + 1
+        room = torch.empty(COUNT)
+        left, right = (world.rank - 1) % world.size, (world.rank + 1) % world.size
+        for part in (then[:COUNT], then[2000:][:COUNT]):
+            work = dist.isend(part, right)
+            dist.recv(room, left)
+            work.wait()
+            assert float(room.sum()) == left + 1
 
 
 def memory_that_ends_is_private_again(world: World) -> None:
@@ -476,6 +525,7 @@ CHECKS = (
     what_is_sent_again_and_again_is_read_where_it_lies,
     what_only_one_rank_sends_is_read_there_too,
     what_is_sent_may_be_summed_and_the_other_way_round,
+    what_is_sent_stays_when_a_sum_beside_it_fails,
     what_is_sent_and_is_replaced_is_noticed,
     memory_that_ends_is_private_again,
     memory_by_request_has_room_of_its_own,
@@ -486,6 +536,7 @@ CHECKS = (
     places_of_a_pool_come_back_when_their_tensors_are_gone,
     fsdp_gathers_and_reduces_in_registered_memory,
     fsdp_without_shards_is_refused,
+    what_takes_the_place_of_moved_memory_is_sent_as_it_is,
 )
 
 

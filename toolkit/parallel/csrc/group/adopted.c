@@ -108,11 +108,17 @@ static void in_parent(void) {
   pthread_mutex_unlock(&process.lock);
 }
 
+/* The program may have closed descriptors that it did not open, and have another file under the number. */
+static bool is_open(const struct mc_file *file) {
+  struct stat facts;
+  return fstat((int)file->fd, &facts) == 0 && facts.st_ino == file->inode && facts.st_dev == file->device;
+}
+
 static void in_child(void) {
   for (size_t i = 0; i < process.count; i++) /* better no memory than its parent's */
     if (!make_private(process.pieces[i])) munmap(process.pieces[i].at, process.pieces[i].bytes);
   for (struct mc_adopted *a = process.first; a; a = a->next) {
-    close((int)a->file.fd);
+    if (is_open(&a->file)) close((int)a->file.fd);
     a->alias = NULL, a->file.fd = 0, a->in_place = false;
   }
   process.first = NULL;
@@ -196,15 +202,16 @@ bool mc_pages_may_be_there(const struct mc_adopted *a) {
   return memcmp(a->begin, a->alias, 64) == 0 && memcmp(a->begin + a->whole - 64, a->alias + a->whole - 64, 64) == 0;
 }
 
-static void let_go(struct mc_adopted *a) {
+static void let_go(struct mc_adopted *a, bool may_be_read) {
+  const bool own = a->file.process == (uint64_t)getpid(), open = is_open(&a->file);
   /* ranks that have it mapped shall not keep its pages */
-  fallocate((int)a->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)a->whole);
-  close((int)a->file.fd);
-  munmap(a->alias, a->whole);
+  if (own && open && !may_be_read) fallocate((int)a->file.fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, 0, (off_t)a->whole);
+  if (open) close((int)a->file.fd);
+  if (own) munmap(a->alias, a->whole); /* a child of a fork has none */
   a->alias = NULL, a->file.fd = 0, a->in_place = false;
 }
 
-void mc_pages_return(struct mc_adopted *a) {
+void mc_pages_return(struct mc_adopted *a, bool may_be_read) {
   pthread_mutex_lock(&process.lock);
   struct mc_adopted **link = &process.first;
   while (*link && *link != a) link = &(*link)->next;
@@ -217,7 +224,7 @@ void mc_pages_return(struct mc_adopted *a) {
     else atomic_fetch_add(&a->holders, 1);
     if (!process.first) close_maps();
   }
-  if (all && a->alias) let_go(a);
+  if (all && a->alias) let_go(a, may_be_read);
   pthread_mutex_unlock(&process.lock);
 }
 

@@ -29,7 +29,8 @@ bool mc_pages_replace(struct mc_adopted *a); /* by those; nobody writes the memo
  * that nobody else reads now. */
 bool mc_pages_are_there(const struct mc_adopted *a, const uint8_t *first, const uint8_t *last);
 bool mc_pages_may_be_there(const struct mc_adopted *a); /* for memory that others may read: it is shared, and looks alike */
-void mc_pages_return(struct mc_adopted *a); /* private again, with their content; only where it still shows them */
+/* Private again, with their content; only where it still shows them. `may_be_read`: others still read what has been offered. */
+void mc_pages_return(struct mc_adopted *a, bool may_be_read);
 void mc_adopted_drop(struct mc_adopted *a); /* by one of its holders */
 void *mc_pages_map(const struct mc_file *file); /* those of another process; NULL: they cannot be had */
 /* --- group/regions.c */

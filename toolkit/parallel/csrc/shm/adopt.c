@@ -40,15 +40,24 @@ int mc_adopt(struct mc_comm *c, void *at, uint64_t bytes, uint32_t now, struct m
   if (i == MC_ADOPTABLE) return free(a), MC_EMEM;
   atomic_fetch_add(&adopted_bytes, bytes);
   *made = a;
-  if (now && (mc_pages_copy(a) != 0 || !mc_pages_replace(a))) mc_adopted_end(a), *made = NULL;
+  if (now && (mc_pages_copy(a) != 0 || !mc_pages_replace(a))) mc_adopted_end(a, 0), *made = NULL;
   return *made ? MC_OK : MC_EMEM;
 }
 
-void mc_adopted_end(struct mc_adopted *a) {
+void mc_adopted_end(struct mc_adopted *a, uint32_t moved) {
   atomic_store(&a->over, 1);
-  mc_pages_return(a);
+  /* what lies there now may be anybody's, who writes meanwhile: it stays shared, and forks know it */
+  if (moved) atomic_fetch_add(&a->holders, 1);
+  else mc_pages_return(a, false);
   atomic_fetch_sub(&adopted_bytes, a->bytes);
   mc_adopted_drop(a);
+}
+
+void mc_adopted_return(struct mc_comm *c, struct mc_adopted *a) {
+  pthread_mutex_lock(&c->region_lock); /* sends of another part look at it */
+  atomic_store(&a->over, 1);
+  mc_pages_return(a, true);
+  pthread_mutex_unlock(&c->region_lock);
 }
 
 /* Whether the memory is still there that was registered. It is the sum's, so nobody else uses it now. */
@@ -173,8 +182,7 @@ int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well) {
     return MC_OK;
   }
   if (region.peers) unmap(c, &region);
-  mc_pages_return(a);
-  atomic_store(&a->over, 1);
+  mc_adopted_return(c, a);
   if (number < MC_REGIONS + MC_ADOPTED) c->adopt_failures++; /* else there was no room; the same on all ranks */
   return code;
 }

@@ -101,10 +101,9 @@ static int sum(struct mc_comm *c, uint8_t *const *at, size_t first, size_t count
 }
 
 /* Of a call that failed others may still be at work, and nobody waits for them any more: they shall not write in this memory. */
-static int settled(struct mc_adopted *a, int code) {
+static int settled(struct mc_comm *c, struct mc_adopted *a, int code) {
   if (!code || !a) return code;
-  atomic_store(&a->over, 1);
-  mc_pages_return(a);
+  mc_adopted_return(c, a);
   return code;
 }
 
@@ -123,13 +122,13 @@ int mc_registered_all_reduce(struct mc_comm *c, void *data, size_t count, uint32
     e = edges_of(c, a, data, bytes);
     int code = ask(c, rkey, bytes, at, &answer);
     if (!code && answer == WISHED) code = mc_adopt_together(c, a, &well);
-    if (code) return settled(a, code);
+    if (code) return settled(c, a, code);
   }
   if (answer != REGISTERED) return MC_OK;
   *took = true;
   sum_edge(c, data, e.head, 0, e.epoch, dtype, op);
   sum_edge(c, (uint8_t *)data + bytes - e.tail, e.tail, e.head, e.epoch, dtype, op);
-  return settled(a, sum(c, at, e.head, (bytes - e.head - e.tail) / size, dtype, op));
+  return settled(c, a, sum(c, at, e.head, (bytes - e.head - e.tail) / size, dtype, op));
 }
 
 int mc_registered_all_gather(struct mc_comm *c, const void *in, void *out, size_t bytes, bool *took) {

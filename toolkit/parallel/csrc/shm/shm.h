@@ -47,5 +47,6 @@ int mc_registered_reduce_scatter(struct mc_comm *c, const void *in, void *out, s
 struct mc_adopted *mc_adopted_of(struct mc_comm *c, const void *at, uint64_t bytes, uint64_t *rkey);
 /* By all ranks, of which each has said that it would: two epochs. *well: it is registered. */
 int mc_adopt_together(struct mc_comm *c, struct mc_adopted *a, bool *well);
+void mc_adopted_return(struct mc_comm *c, struct mc_adopted *a); /* its pages are private again, before its memory ends */
 void mc_adopted_close(struct mc_comm *c);
 #endif

@@ -159,7 +159,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
     "mc_region_add": (ctypes.c_int, (ptr, ptr, u64, ptr)),
     "mc_region_drop": (ctypes.c_int, (ptr, u32)),
     "mc_adopt": (ctypes.c_int, (ptr, u64, u64, u32, ptr)),
-    "mc_adopted_end": (None, (ptr,)),
+    "mc_adopted_end": (None, (ptr, u32)),
     "mc_follow": (ctypes.c_int, (ptr, u64)),
     "mc_next_ended": (ctypes.c_int, (ptr, ptr)),
     "mc_follow_no_more": (None, (ptr,)),

@@ -29,12 +29,15 @@ class Communicator(CoreGroup):
         Raises ResourceError on every rank if one of them cannot."""
         return memory.allocate(self, bytes_)
 
-    def adopt(self, address: int, bytes_: int, *, sends: bool = False) -> Callable[[], None] | None:
+    def adopt(
+        self, address: int, bytes_: int, *, sends: bool = False
+    ) -> Callable[[bool], None] | None:
         """Private memory that this rank sums in place again and again, 1 MiB at least: in the next
         sum of all of it for which every rank has said so it is registered where it lies, and keeps
         its address. `sends`: that it sends; it is registered now, without other ranks. Returns what
-        must be called before it is freed; None where it stays as it is (sums over several nodes,
-        ranks that reach each other through /dev/shm, or COLLECTIVES_ADOPT_BYTES)."""
+        must be called before it is freed (True: it has been already); None where it stays as it is
+        (sums over several nodes, ranks that reach each other through /dev/shm, or
+        COLLECTIVES_ADOPT_BYTES)."""
         return memory.adopt(self, address, bytes_, sends)
 
     def barrier(self, timeout_s: float | None = None) -> None:

@@ -126,7 +126,9 @@ def allocate(group: Communicator, bytes_: int) -> Region:
         shared_memory.close(fd)
 
 
-def adopt(group: Communicator, address: int, bytes_: int, sends: bool) -> Callable[[], None] | None:
+def adopt(
+    group: Communicator, address: int, bytes_: int, sends: bool
+) -> Callable[[bool], None] | None:
     """See Communicator.adopt."""
     if group.shm_method is ShmMethod.FILE:  # others reach no memfd of this rank
         return None

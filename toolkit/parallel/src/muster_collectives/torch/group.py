@@ -29,7 +29,7 @@ from muster_collectives.torch.ops.lowered import (
     NotLoweredError,
 )
 from muster_collectives.torch.ops.verbs import VERBS, C10dVerb, canonical, timeout_of
-from muster_collectives.torch.steady import LEAST_BYTES, SteadyMemory
+from muster_collectives.torch.steady import LEAST_BYTES
 from muster_collectives.torch.works.base import leave_alone
 from muster_collectives.torch.works.work import CoalescedWork, CompletedWork
 
@@ -63,7 +63,7 @@ class MusterProcessGroup(dist.ProcessGroup):  # type: ignore[misc]
         self._run: Any = None if state.communicator is None else state.communicator.run
         self._perform: Any = None if state.communicator is None else state.communicator.perform
         self._done = CompletedWork()
-        self._steady = None if state.communicator is None else SteadyMemory(state.communicator)
+        self._steady = state.steady
         self._together: list[Any] | None = None
         self._transfers: Any = state.transfers
         self._finalizer = weakref.finalize(self, state.end)

@@ -28,6 +28,7 @@ from muster_collectives.runtime.types import Code
 from muster_collectives.torch.cuda.settings import read_settings
 from muster_collectives.torch.ops import views
 from muster_collectives.torch.ops.verbs import Arguments, C10dVerb
+from muster_collectives.torch.steady import SteadyMemory
 from muster_collectives.torch.works.op_queue import OpQueue
 from muster_collectives.torch.works.transfers import Transfers
 from muster_collectives.torch.works.work import CompletedWork
@@ -199,7 +200,11 @@ class GroupState:
     _aborted: bool = False
 
     def __post_init__(self) -> None:
-        self.transfers = None if self.communicator is None else Transfers(self.communicator)
+        core = self.communicator
+        self.steady = None if core is None else SteadyMemory(core)
+        self.transfers = (
+            None if core is None or self.steady is None else Transfers(core, self.steady)
+        )
         self._summary = Summary(self.identity, os.environ.get(FOLDER, "").strip())
 
     def stats(self) -> GroupStats:

@@ -8,8 +8,9 @@ by another process or by a GPU's driver, not given out as a NumPy array.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,18 +22,27 @@ _TIMES = 4  # calls until it counts as steady: DDP has cut its buckets anew by t
 _PAGE = 4096
 
 
+class _Registered(NamedTuple):
+    storage: weakref.ref[torch.UntypedStorage]
+    place: int
+    at_its_end: weakref.finalize[..., Any]
+    end: Callable[[bool], None]
+
+
 class SteadyMemory:
-    """What `core` has summed, or sent (`sends`), so far: by its storage and where it lies there."""
+    """What `core` has summed and sent so far: by its storage and where it lies there."""
 
-    def __init__(self, core: Communicator, *, sends: bool = False) -> None:
-        self._core, self._sends = core, sends
-        self._times: dict[tuple[int, int, int], int] = {}
+    def __init__(self, core: Communicator) -> None:
+        self._core = core
+        self._times: dict[tuple[int, int, int, bool], int] = {}
+        self._registered: list[_Registered] = []
 
-    def note(self, tensor: Tensor) -> None:
-        """A call with this tensor, of LEAST_BYTES or more, begins."""
+    def note(self, tensor: Tensor, *, sends: bool = False) -> None:
+        """A sum or a send of this tensor, of LEAST_BYTES or more, begins."""
+        self._leave_what_has_moved()
         storage = tensor.untyped_storage()  # torch keeps this object for as long as the memory
         place, bytes_ = tensor.data_ptr(), tensor.nbytes
-        key = id(storage), place, bytes_
+        key = id(storage), place, bytes_, sends
         before = self._times.get(key, 0)
         if before >= _TIMES:
             return
@@ -40,9 +50,25 @@ class SteadyMemory:
         if not before:
             weakref.finalize(storage, self._times.pop, key, None).atexit = False
         elif before + 1 == _TIMES and _is_own(storage) and _is_private(place, bytes_):
-            end = self._core.adopt(place, bytes_, sends=self._sends)
+            end = self._core.adopt(place, bytes_, sends=sends)
             if end is not None:
-                weakref.finalize(storage, end).atexit = False
+                at_its_end = weakref.finalize(storage, end, False)
+                at_its_end.atexit = False
+                begin = storage.data_ptr()
+                self._registered.append(_Registered(weakref.ref(storage), begin, at_its_end, end))
+
+    def _leave_what_has_moved(self) -> None:
+        """`share_memory_` and `resize_` give a storage other memory, and free what it had."""
+        gone = []
+        for each in self._registered:
+            storage = each.storage()
+            if storage is not None and storage.data_ptr() == each.place:
+                continue
+            gone.append(each)
+            if storage is not None and each.at_its_end.detach():
+                each.end(True)
+        for each in gone:
+            self._registered.remove(each)
 
 
 def _is_own(storage: torch.UntypedStorage) -> bool:

@@ -221,9 +221,9 @@ _SWEEP = 64  # so many at least before all are looked at
 class Transfers:
     """The sends and receives of one group that are under way."""
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, steady: SteadyMemory) -> None:
         self._communicator = communicator
-        self._steady = SteadyMemory(communicator, sends=True)
+        self._steady = steady
         self._follower = Follower(communicator.ends)
         self._kept: dict[int, P2PWork] = {}
         self._posting: dict[object, torch.Tensor] = {}
@@ -234,7 +234,7 @@ class Transfers:
         """Raises TypeError for a tensor that is not dense."""
         dense = _dense(tensor).contiguous().resolve_conj().resolve_neg()
         if dense.nbytes >= LEAST_BYTES:
-            self._steady.note(dense)
+            self._steady.note(dense, sends=True)
         return self._post(self._communicator.post_send, dense, dense, False, peer, tag, timeout_s)
 
     def recv_anysource(self, tensor: Any, tag: int, timeout_s: float) -> P2PWork:
