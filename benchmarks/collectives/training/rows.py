@@ -42,13 +42,11 @@ _PARAMETERS = "{mib:.0f} MiB of parameters"
 
 
 class Kind(NamedTuple):
-    """What a row of this kind must do, how its size is said, whom it stands beside; `shown`: whose
-    time it shows."""
+    """What a row of this kind must do, how its size is said, whom it stands beside."""
 
     gates: tuple[Gate, ...]
     words: str
     detail: str = ""
-    shown: str = OURS
 
 
 _KINDS: Mapping[str, Kind] = {
@@ -113,7 +111,7 @@ def _rows(what: str, rounds: int) -> Iterator[Row]:
         case, kind = result.case, _KINDS[result.case.verb]
         words = kind.words.format(mib=case.size_bytes / MIB)
         name = f"{case.verb} step, {words}, {result.ranks} ranks"
-        yield judged(result, kind.shown, gates_of(result), name, "ms", detail=kind.detail)
+        yield judged(result, OURS, gates_of(result), name, "ms", detail=kind.detail)
 
 
 def _run(what: str, rounds: int) -> list[Result]:

@@ -311,13 +311,18 @@ def what_is_sent_stays_when_a_sum_beside_it_fails(world: World) -> None:
     dist.destroy_process_group(group)
 
 
-def what_is_sent_and_is_replaced_is_noticed(world: World) -> None:
-    tensor = own()
-    assert sent(world, tensor) == 2
+def replace(tensor: Tensor) -> None:
+    """Its storage has other memory now, at the same address as a rule."""
     storage = tensor.untyped_storage()
     bytes_ = storage.nbytes()
     storage.resize_(0)
     storage.resize_(bytes_)
+
+
+def what_is_sent_and_is_replaced_is_noticed(world: World) -> None:
+    tensor = own()
+    assert sent(world, tensor) == 2
+    replace(tensor)
     sent(world, tensor, 3)
 
 
@@ -343,13 +348,11 @@ def what_takes_the_place_of_moved_memory_is_sent_as_it_is(world: World) -> None:
 
 
 def memory_that_ends_is_private_again(world: World) -> None:
-    places = set()
     for _ in range(70):  # more than a group has room for
         tensor = own()
         assert summed(world, tensor) == 2
         place = tensor.data_ptr()
         assert is_shared(place)
-        places.add(place)
         del tensor
         assert not is_shared(place)
     for each in [own() for _ in range(20)]:  # some of them lie there again
@@ -379,10 +382,7 @@ def a_model_may_go_before_the_group(world: World) -> None:
 def memory_that_is_replaced_is_noticed(world: World) -> None:
     tensor = own()
     assert summed(world, tensor) == 2
-    storage = tensor.untyped_storage()
-    bytes_ = storage.nbytes()
-    storage.resize_(0)
-    storage.resize_(bytes_)  # at the same address, as a rule
+    replace(tensor)
     summed(world, tensor, 3)
     summed(world, own())
 

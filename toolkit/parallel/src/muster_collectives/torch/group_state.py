@@ -202,9 +202,7 @@ class GroupState:
     def __post_init__(self) -> None:
         core = self.communicator
         self.steady = None if core is None else SteadyMemory(core)
-        self.transfers = (
-            None if core is None or self.steady is None else Transfers(core, self.steady)
-        )
+        self.transfers = None if self.steady is None else Transfers(self.steady)
         self._summary = Summary(self.identity, os.environ.get(FOLDER, "").strip())
 
     def stats(self) -> GroupStats:

@@ -33,7 +33,7 @@ class SteadyMemory:
     """What `core` has summed and sent so far: by its storage and where it lies there."""
 
     def __init__(self, core: Communicator) -> None:
-        self._core = core
+        self.core = core
         self._times: dict[tuple[int, int, int, bool], int] = {}
         self._registered: list[_Registered] = []
 
@@ -50,7 +50,7 @@ class SteadyMemory:
         if not before:
             weakref.finalize(storage, self._times.pop, key, None).atexit = False
         elif before + 1 == _TIMES and _is_own(storage) and _is_private(place, bytes_):
-            end = self._core.adopt(place, bytes_, sends=sends)
+            end = self.core.adopt(place, bytes_, sends=sends)
             if end is not None:
                 at_its_end = weakref.finalize(storage, end, False)
                 at_its_end.atexit = False

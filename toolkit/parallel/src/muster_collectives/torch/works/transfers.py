@@ -17,7 +17,6 @@ from typing import Any
 
 import torch
 
-from muster_collectives.binding.communicator import Communicator
 from muster_collectives.binding.requests import Ends, Request
 from muster_collectives.runtime.errors import CollectiveError, MismatchError
 from muster_collectives.runtime.types import Code, Status
@@ -221,10 +220,10 @@ _SWEEP = 64  # so many at least before all are looked at
 class Transfers:
     """The sends and receives of one group that are under way."""
 
-    def __init__(self, communicator: Communicator, steady: SteadyMemory) -> None:
-        self._communicator = communicator
+    def __init__(self, steady: SteadyMemory) -> None:
+        self._communicator = steady.core
         self._steady = steady
-        self._follower = Follower(communicator.ends)
+        self._follower = Follower(steady.core.ends)
         self._kept: dict[int, P2PWork] = {}
         self._posting: dict[object, torch.Tensor] = {}
         self._sweep_at = _SWEEP
